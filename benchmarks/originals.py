@@ -1,0 +1,224 @@
+"""Train an original: a classifier for the tables to start from, on a CPU, in few epochs.
+
+    python benchmarks/originals.py --model resnet18-mnist --data mnist --epochs 8 --out originals/
+
+writes ``originals/resnet18-mnist-s0.safetensors`` (read it with ``wfilter.zoo.load_weights``) and
+adds a JSON line with accuracy, time and settings to ``originals/originals.jsonl``. A checkpoint is
+kept beside it; the same command, given again, goes on where it stopped, and one that has finished
+is not run twice. The last epoch's weights are kept: the test images choose nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from wfilter import data, zoo
+
+# Peak learning rate and weight decay: one-cycle SGD for networks with BatchNorm, AdamW for ViTs.
+RECIPES = {"sgd": {"lr": 0.1, "weight_decay": 5e-4}, "adamw": {"lr": 1e-3, "weight_decay": 0.05}}
+CHECKPOINT_SECONDS = 120
+
+
+def main() -> None:
+    args = parse_arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    stem = args.out / f"{args.model}-s{args.seed}"
+    weights = stem.with_name(f"{stem.name}.safetensors")
+    if weights.exists():
+        print(f"{weights} exists: nothing to do. Delete it to train again.")
+        return
+    torch.manual_seed(args.seed)
+    facts = vars(zoo.input_facts(f"wfilter:{args.model}"))
+    train, test = (data.load(args.data, split, args.root, **facts) for split in ("train", "test"))
+    if args.limit:
+        train, test = (s.take(torch.arange(min(args.limit, len(s)))) for s in (train, test))
+    model = zoo.create(args.model, train.num_classes).to(memory_format=torch.channels_last)
+    seconds = fit(model, train, test, args, stem.with_name(f"{stem.name}.checkpoint.pt"))
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, weights)
+    line = describe(args, *count_hits(model, test), seconds)
+    with (args.out / "originals.jsonl").open("a") as log:
+        log.write(json.dumps(line) + "\n")
+    print(json.dumps(line))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, choices=zoo.names())
+    parser.add_argument("--data", required=True, choices=("digits", "mnist", "cifar10"))
+    parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights and log")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--optimiser", choices=tuple(RECIPES), help="default: adamw for ViTs")
+    parser.add_argument("--lr", type=float, help="peak of the one-cycle schedule")
+    parser.add_argument("--weight-decay", type=float)
+    parser.add_argument("--pad", type=int, default=2, help="largest shift of a training image")
+    parser.add_argument("--flip", action="store_true", help="mirror training images (not digits)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=int, help="only so many images, to try the script out")
+    args = parser.parse_args()
+    args.optimiser = args.optimiser or ("adamw" if args.model.startswith("vit") else "sgd")
+    for name, value in RECIPES[args.optimiser].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
+def fit(
+    model: nn.Module,
+    train: data.ImageSet,
+    test: data.ImageSet,
+    args: argparse.Namespace,
+    checkpoint: Path,
+) -> float:
+    """Train ``model`` in place; the seconds it took, those before an interruption included."""
+    augment = partial(data.shift_and_flip, pad=args.pad, flip=args.flip) if args.pad else None
+    loader = data.batches(
+        train, args.batch_size, shuffle=True, seed=args.seed, drop_last=True, augment=augment
+    )
+    optimiser = make_optimiser(model, args)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, args.lr, total_steps=args.epochs * len(loader) + 1, pct_start=0.2
+    )
+    parts = {"model": model, "optimiser": optimiser, "schedule": schedule}
+    step, before = resume(parts, checkpoint, vars(args))
+    start = saved = time.perf_counter()
+    while step < args.epochs * len(loader):
+        loader.epoch, done = divmod(step, len(loader))
+        total = 0.0
+        model.train()
+        for batch, (images, labels) in enumerate(loader):
+            if batch < done:  # seen before the interruption
+                continue
+            total += train_step(model, images, labels, optimiser)
+            schedule.step()
+            step += 1
+            if time.perf_counter() - saved > CHECKPOINT_SECONDS:
+                saved = time.perf_counter()
+                save(parts, checkpoint, step, before + saved - start, vars(args))
+        right, seen = count_hits(model, test)
+        seconds = before + time.perf_counter() - start
+        mean_loss = total / (len(loader) - done)
+        print(
+            f"{args.model} epoch {step // len(loader)}/{args.epochs} loss {mean_loss:.4f} "
+            f"test {100 * right.sum() / seen.sum():.2f} % {seconds:.0f} s",
+            flush=True,
+        )
+        save(parts, checkpoint, step, seconds, vars(args))
+    return before + time.perf_counter() - start
+
+
+def make_optimiser(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
+    """Weight decay on matrices and kernels only."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": args.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if args.optimiser == "adamw":
+        return torch.optim.AdamW(groups, lr=args.lr)
+    return torch.optim.SGD(groups, lr=args.lr, momentum=0.9, nesterov=True)
+
+
+def train_step(
+    model: nn.Module, images: Tensor, labels: Tensor, optimiser: torch.optim.Optimizer
+) -> float:
+    logits = model(images.contiguous(memory_format=torch.channels_last))
+    loss = F.cross_entropy(logits, labels)
+    optimiser.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    return loss.item()
+
+
+@torch.inference_mode()
+def count_hits(model: nn.Module, dataset: data.ImageSet) -> tuple[Tensor, Tensor]:
+    """How many images of each class are right, and how many there are, both ``(num_classes,)``."""
+    model.eval()
+    right, seen = torch.zeros(2, dataset.num_classes)
+    for images, labels in data.batches(dataset, 500):
+        hits = model(images.contiguous(memory_format=torch.channels_last)).argmax(1) == labels
+        seen += torch.bincount(labels, minlength=dataset.num_classes)
+        right += torch.bincount(labels[hits], minlength=dataset.num_classes)
+    return right, seen
+
+
+def resume(parts: dict[str, Any], checkpoint: Path, settings: dict[str, Any]) -> tuple[int, float]:
+    """Load the checkpoint, if there is one, in place; the steps and seconds behind it."""
+    if not checkpoint.exists():
+        return 0, 0.0
+    stored = torch.load(checkpoint, weights_only=True)
+    if stored["settings"] != plain(settings):
+        raise SystemExit(f"{checkpoint} is of other settings: delete it, or choose another --out.")
+    for name, part in parts.items():
+        part.load_state_dict(stored[name])
+    print(f"resumed at step {stored['step']}", flush=True)
+    return stored["step"], stored["seconds"]
+
+
+def save(
+    parts: dict[str, Any], checkpoint: Path, step: int, seconds: float, settings: dict[str, Any]
+) -> None:
+    stored = {name: part.state_dict() for name, part in parts.items()}
+    stored |= {"step": step, "seconds": seconds, "settings": plain(settings)}
+    temporary = checkpoint.with_suffix(".part")
+    torch.save(stored, temporary)
+    os.replace(temporary, checkpoint)
+
+
+def describe(
+    args: argparse.Namespace, right: Tensor, seen: Tensor, seconds: float
+) -> dict[str, Any]:
+    per_class = (100 * right / seen.clamp(min=1)).tolist()
+    return {
+        "benchmark": "originals",
+        "accuracy": round(100 * right.sum().item() / seen.sum().item(), 3),
+        "worst_class": round(min(per_class), 3),
+        "per_class": [round(value, 2) for value in per_class],
+        "test_images": int(seen.sum()),
+        "seconds": round(seconds, 1),
+        "settings": plain(vars(args)),
+        "command": " ".join(["python", *sys.argv]),
+        "seed": args.seed,
+        "commit": commit(),
+        "environment": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "machine": platform.machine(),
+        },
+    }
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that decide the result, as JSON can hold them."""
+    left_out = ("out", "root")
+    return {k: v for k, v in settings.items() if k not in left_out}
+
+
+def commit() -> str:
+    folder = Path(__file__).parent
+    answer = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()
