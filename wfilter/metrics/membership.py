@@ -1,0 +1,91 @@
+"""Membership inference: can an attacker tell that the forgotten images were trained on?
+
+Both attacks learn to tell retained training images (members) from test images (non-members) by
+one number for each image, then judge the forgotten class's *training* images. The bar is the
+retrained model's number.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wfilter.metrics.inputs import check_labels, check_logits
+
+
+def confidence_attack(
+    retain: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    forget: tuple[Tensor, Tensor],
+    *,
+    seed: int = 0,
+) -> float:
+    """Share of forgotten images judged *non*-members from the confidence in their label.
+
+    Source: the confidence column of SalUn (arXiv 2310.12508, its "MIA"; after arXiv 2304.04934):
+    an RBF support vector classifier with C = 3. Higher is better.
+
+    Args:
+        retain: logits and labels of retained training images; drawn down to the size of ``test``.
+        test: logits and labels of images never trained on.
+        forget: logits and labels of the forgotten class's training images.
+        seed: of the draw.
+
+    Example:
+        >>> sure, unsure = torch.tensor([[9.0, 0.0]] * 4), torch.tensor([[0.1, 0.0]] * 4)
+        >>> zeros = torch.zeros(4, dtype=torch.long)
+        >>> confidence_attack((sure, zeros), (unsure, zeros), (unsure, zeros))
+        1.0
+    """
+    from sklearn.svm import SVC
+
+    members, others, asked = (_confidence(*pair) for pair in (retain, test, forget))
+    attack = SVC(C=3, gamma="auto", kernel="rbf")  # type: ignore[no-untyped-call]
+    return 1 - _attack(attack, _draw(members, len(others), seed), others, asked)
+
+
+def entropy_attack(retain: Tensor, test: Tensor, forget: Tensor) -> float:
+    """Share of forgotten images judged members from the entropy of their prediction.
+
+    Source: the MIA of SSD (arXiv 2308.07707): class-balanced logistic regression. Lower is
+    better, down to the retrained model's number.
+
+    Args:
+        retain: logits of retained training images (samples, classes).
+        test: logits of images never trained on.
+        forget: logits of the forgotten class's training images.
+
+    Example:
+        >>> sure, unsure = torch.tensor([[9.0, 0.0]] * 4), torch.tensor([[0.1, 0.0]] * 4)
+        >>> entropy_attack(sure, unsure, forget=sure)
+        1.0
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    members, others, asked = (_entropy(logits) for logits in (retain, test, forget))
+    attack = LogisticRegression(class_weight="balanced")  # type: ignore[no-untyped-call]
+    return _attack(attack, members, others, asked)
+
+
+def _confidence(logits: Tensor, labels: Tensor) -> Tensor:
+    probabilities = check_logits(logits, "logits").softmax(-1)
+    labels = check_labels(labels, len(logits), logits.shape[1])
+    return probabilities.gather(1, labels[:, None]).squeeze(1)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    entropy: Tensor = torch.special.entr(check_logits(logits, "logits").softmax(-1)).sum(-1)
+    return entropy
+
+
+def _draw(values: Tensor, size: int, seed: int) -> Tensor:
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
+    return values[order[:size].to(values.device)]
+
+
+def _attack(classifier: Any, members: Tensor, others: Tensor, asked: Tensor) -> float:
+    """Share of ``asked`` that a classifier fitted on members and others judges members."""
+    truth = [1] * len(members) + [0] * len(others)
+    known = torch.cat([members, others])[:, None].detach().cpu().double().numpy()
+    fitted = classifier.fit(known, truth)
+    return float(fitted.predict(asked[:, None].detach().cpu().double().numpy()).mean())
