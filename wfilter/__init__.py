@@ -1,0 +1,17 @@
+"""Per-class weight filters for image classifiers."""
+
+from wfilter.checkpoint import load
+from wfilter.model import FilteredModel
+from wfilter.rules import register
+from wfilter.surgery import apply_weight_filtering, find_targets, remove_weight_filtering
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FilteredModel",
+    "apply_weight_filtering",
+    "find_targets",
+    "load",
+    "register",
+    "remove_weight_filtering",
+]

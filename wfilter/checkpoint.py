@@ -1,0 +1,196 @@
+"""Save and load the alphas: one safetensors file, no pickle, written atomically.
+
+The file's header carries what is needed to refuse the wrong base model, and a digest over alphas
+and facts, so that a changed byte is an error and never a different model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.surgery import apply_weight_filtering
+
+if TYPE_CHECKING:
+    from wfilter.model import FilteredModel
+
+FORMAT = 1
+FILE = "filters.safetensors"
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A digest of a model's parameters and buffers: names, shapes, dtypes and every byte.
+
+    Example:
+        >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            _feed(digest, name, tensor)
+    return digest.hexdigest()
+
+
+def save(wf: FilteredModel, path: str | Path) -> Path:
+    """Write the alphas of ``wf``; a path without suffix becomes a folder with a model card.
+
+    An existing file is replaced in one step: a crash leaves the old one or the new one.
+    """
+    from safetensors.torch import save as to_bytes
+
+    wf.refuse_inside_forgetting("save")
+    wf._refuse_bad_alphas()
+    path = Path(path)
+    if path.suffix == "":
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / "README.md", _card(wf).encode())
+        path = path / FILE
+    alphas = {name: alpha.detach().cpu().contiguous().clone() for name, alpha in wf.alpha.items()}
+    facts = _facts(wf)
+    facts["digest"] = _digest(facts, alphas)
+    write_atomically(path, to_bytes(alphas, metadata={"wfilter": json.dumps(facts)}))
+    return path
+
+
+def load(
+    path: str | Path, model: nn.Module, *, example_input: Tensor | None = None
+) -> FilteredModel:
+    """Filters from a file written by ``FilteredModel.save``, on the base model they were made for.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, of another format, or belongs to another base model. The
+            model given is then left as it was.
+    """
+    path = Path(path)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist. Write it with wf.save(path).")
+    facts, alphas = _read(path)
+    found = fingerprint(model)
+    if found != facts["base"]:
+        raise ValueError(
+            f"{path} was made for another base model ({facts['architecture']}).\n"
+            f"  fingerprint in the file: {facts['base'][:16]}\n"
+            f"  fingerprint of this {type(model).__name__}: {found[:16]}\n"
+            "Load the weights the filters were trained on before attaching them."
+        )
+    wf = apply_weight_filtering(
+        model,
+        facts["num_classes"],
+        targets=lambda name, module, parameter: name in alphas,
+        granularity=facts["granularity"],
+        class_names=facts["class_names"],
+        example_input=example_input,
+    )
+    _fill(wf, alphas, path)
+    return wf
+
+
+def _fill(wf: FilteredModel, alphas: dict[str, Tensor], path: Path) -> None:
+    """In place: all alphas, or none and the filters taken off again."""
+    from wfilter.surgery import remove_weight_filtering
+
+    expected = {name: tuple(alpha.shape) for name, alpha in wf.alpha.items()}
+    given = {name: tuple(alpha.shape) for name, alpha in alphas.items()}
+    if expected != given:
+        remove_weight_filtering(wf)
+        missing, extra = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
+        raise ValueError(
+            f"{path} does not fit this model: missing {missing[:3]}, unexpected {extra[:3]}, or "
+            "shapes differ."
+        )
+    with torch.no_grad():
+        for name, alpha in alphas.items():
+            wf.alpha[name].copy_(alpha)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors import safe_open
+
+    remedy = "Copy the file again or write it anew with wf.save(path)."
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            alphas = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts = json.loads(metadata["wfilter"])
+        expected = facts.pop("digest")
+        version = facts["format"]
+    except KeyError:
+        raise ValueError(f"{path} is not a wfilter file: it carries no filter facts.") from None
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read ({error}). {remedy}") from None
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {version}, this wfilter reads format {FORMAT}.")
+    if _digest(facts, alphas) != expected:
+        raise ValueError(f"{path} is damaged: its digest does not match its content. {remedy}")
+    return facts, alphas
+
+
+def _facts(wf: FilteredModel) -> dict[str, Any]:
+    from wfilter import __version__
+
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "num_classes": wf.num_classes,
+        "class_names": None if wf.class_names is None else list(wf.class_names),
+        "granularity": wf.granularity,
+        "architecture": type(wf.base).__name__,
+        "base": fingerprint(wf.base),
+    }
+
+
+def _digest(facts: dict[str, Any], alphas: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(alphas):
+        _feed(digest, name, alphas[name])
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, name: str, tensor: Tensor) -> None:
+    digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step, the content safely on disk first."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _card(wf: FilteredModel) -> str:
+    """The folder's README: what the file is, how to use it, what it does not do."""
+    return f"""---
+library_name: wfilter
+tags: [machine-unlearning, image-classification]
+---
+# Weight filters for {type(wf.base).__name__}
+
+{wf.num_classes} classes, {len(wf.targets)} filtered parameters, {wf.alphas.shape[1]} units.
+
+```python
+wf = wfilter.load("{FILE}", model)   # the base model these filters were made for
+logits = wf(images, forget=labels)   # one class to forget per image
+```
+
+A filter hides a class at run time; it does not erase it. Whoever holds the base model can leave the
+filters off. A baked model whose closed gates are exactly 0 has lost those weights.
+"""

@@ -1,0 +1,149 @@
+"""From what is to be forgotten to gates, for all targets at once.
+
+All alphas live in one tensor ``(num_classes, total_units)``, the targets side by side, so the gates
+of a mixed batch are one gather (or one matrix product for sets) and one sigmoid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wfilter.targets import Target
+
+# Far enough that the sigmoid is exactly 0 or 1 in every dtype, and finite so that 0 * alpha is 0.
+HARD = 1000.0
+
+
+class ByTarget(Mapping[str, Tensor]):
+    """Parameter name -> the target's slice of a tensor whose last axis holds all units.
+
+    The slices are views: writing into one writes into the whole.
+    """
+
+    def __init__(self, targets: Sequence[Target], whole: Tensor):
+        self._whole = whole
+        self._slices = slices(targets)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._whole[..., self._slices[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slices)
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def __repr__(self) -> str:
+        rows = "".join(f"\n  {name}: {tuple(self[name].shape)}" for name in self)
+        return f"{type(self).__name__}({rows}\n)"
+
+
+def slices(targets: Sequence[Target]) -> dict[str, slice]:
+    """Where each target's units lie in the joint axis."""
+    ends, total = {}, 0
+    for target in targets:
+        ends[target.name] = slice(total, total + target.units)
+        total += target.units
+    return ends
+
+
+def label_gates(alphas: Tensor, labels: Tensor, sparse: bool = False) -> Tensor:
+    """Gates ``(batch, total_units)`` for one class per sample; for label -1 all are exactly 1.
+
+    Example:
+        >>> label_gates(torch.zeros(2, 3), torch.tensor([1, -1]))
+        tensor([[0.5000, 0.5000, 0.5000],
+                [1.0000, 1.0000, 1.0000]])
+    """
+    nothing = labels == -1
+    rows = F.embedding(torch.where(nothing, 0, labels), alphas, sparse=sparse)
+    return torch.where(nothing.unsqueeze(-1), 1.0, torch.sigmoid(rows))
+
+
+def set_gates(alphas: Tensor, sets: Tensor) -> Tensor:
+    """Gates ``(batch, total_units)`` for a set of classes per sample: the product over the set.
+
+    Example:
+        >>> set_gates(torch.zeros(2, 3), torch.tensor([[True, True], [False, False]]))
+        tensor([[0.2500, 0.2500, 0.2500],
+                [1.0000, 1.0000, 1.0000]])
+    """
+    return torch.exp(sets.to(alphas.dtype) @ F.logsigmoid(alphas))
+
+
+def class_index(name: int | str, num_classes: int, class_names: Sequence[str] | None) -> int:
+    """The row of a class given by index or name."""
+    if isinstance(name, str):
+        if class_names is None:
+            raise ValueError(
+                f"forget={name!r} is a class name, but these filters know none. Pass an index, or "
+                "class_names=[...] to apply_weight_filtering."
+            )
+        if name not in class_names:
+            raise ValueError(f"forget={name!r} is not one of {', '.join(class_names)}.")
+        return list(class_names).index(name)
+    if not 0 <= name < num_classes:
+        raise ValueError(
+            f"forget={name} is outside 0..{num_classes - 1}: these filters were made for "
+            f"{num_classes} classes."
+        )
+    return int(name)
+
+
+def one_set(
+    forget: object, num_classes: int, class_names: Sequence[str] | None, device: torch.device
+) -> Tensor | None:
+    """The bool vector ``(num_classes,)`` of one class or set; ``None`` for anything per sample."""
+    if isinstance(forget, Tensor):
+        if forget.dtype != torch.bool or forget.ndim != 1 or len(forget) != num_classes:
+            return None
+        return forget.to(device)
+    if isinstance(forget, (bool, float)) or not isinstance(forget, (int, str, set, frozenset)):
+        raise TypeError(
+            f"forget={forget!r} is not understood. Pass one class (int or name), a set of classes "
+            "such as {1, 2}, int64 labels (batch,) or a bool matrix (batch, num_classes)."
+        )
+    members = forget if isinstance(forget, (set, frozenset)) else {forget}
+    rows = [class_index(member, num_classes, class_names) for member in members]
+    chosen = torch.zeros(num_classes, dtype=torch.bool, device=device)
+    chosen[rows] = True
+    return chosen
+
+
+def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
+    """Refuse labels or sets of the wrong dtype, length or range.
+
+    Values are only looked at on the CPU and outside a compiled graph; elsewhere the gather itself
+    stops at a label out of range.
+    """
+    if forget.dtype == torch.bool:
+        expected = f"({batch}, {num_classes})"
+        if tuple(forget.shape) != (batch, num_classes):
+            raise ValueError(
+                f"forget is a bool tensor of shape {tuple(forget.shape)}.\n"
+                f"A set of classes per sample needs shape {expected}; one class per sample needs "
+                "int64 labels."
+            )
+        return
+    if forget.dtype != torch.int64:
+        raise TypeError(
+            f"forget has dtype {str(forget.dtype).removeprefix('torch.')}. Labels must be int64 "
+            "(use labels.long()) and sets bool: other dtypes would index as masks or be rounded."
+        )
+    if forget.ndim != 1 or len(forget) != batch:
+        raise ValueError(
+            f"forget has {len(forget) if forget.ndim == 1 else tuple(forget.shape)} entries for a "
+            f"batch of {batch}. Pass one label per sample, or one int for all."
+        )
+    if forget.device.type == "cpu" and not torch.compiler.is_compiling() and batch:
+        low, high = (int(value) for value in forget.aminmax())
+        if low < -1 or high >= num_classes:
+            bad = low if low < -1 else high
+            raise ValueError(
+                f"forget={bad} is outside 0..{num_classes - 1}: these filters were made for "
+                f"{num_classes} classes. Use -1 for a sample that forgets nothing."
+            )

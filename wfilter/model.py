@@ -1,0 +1,465 @@
+"""``FilteredModel``: the base model and its filters as one module."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from wfilter import gates as _gates
+from wfilter import surgery
+from wfilter.gates import ByTarget
+from wfilter.probe import Finding, Plan, make_plan, make_sites, parameter_of, probe
+from wfilter.rules import GateMode
+from wfilter.targets import Target
+
+Forget = Union[None, int, str, "set[int]", "set[str]", "frozenset[int]", "frozenset[str]", Tensor]
+
+
+@dataclass
+class Scope:
+    """A ``forgetting`` block: whose it is, and the rows in force, innermost last."""
+
+    thread: int
+    rows: list[Tensor | None]
+    filters: list[surgery.WeightFilter]
+
+
+@dataclass(frozen=True)
+class SnapEffect:
+    """What exact gates would change: counts of units, and the move of the logits."""
+
+    closed: int
+    opened: int
+    between: int
+    largest_move: float
+    predictions_changed: float
+
+
+class FilteredModel(nn.Module):
+    """A frozen classifier that can behave as if any class had never been learned.
+
+    Made by ``apply_weight_filtering``. Calls without ``forget`` are the base model, bit for bit.
+
+    Attributes:
+        base: The model that was given.
+        alphas: All alphas, ``(num_classes, total_units)``, the targets side by side; see ``alpha``.
+        num_classes: Number of rows.
+        class_names: Names of the rows, or ``None``.
+        granularity: ``"out"`` or ``"element"``.
+        targets: What is filtered.
+        sparse: Whether label gradients touch only the rows of the batch (for many classes).
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        targets: Sequence[Target],
+        findings: Sequence[Finding],
+        num_classes: int,
+        init: float,
+        class_names: Sequence[str] | None,
+        granularity: str,
+    ):
+        super().__init__()
+        self.base = base
+        self.targets = tuple(targets)
+        self.num_classes = num_classes
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.granularity = granularity
+        self.sparse = False
+        first = parameter_of(base, self.targets[0])
+        self.alphas = nn.Parameter(
+            torch.full(
+                (num_classes, sum(t.units for t in self.targets)),
+                float(init),
+                device=first.device,
+                dtype=torch.promote_types(first.dtype, torch.float32),
+            )
+        )
+        self._findings = tuple(findings)
+        self._probed: dict[tuple[int, ...], tuple[Finding, ...]] = {}
+        self._scope: Scope | None = None
+        self._compiled: Callable[..., Any] | None = None
+
+    # ---- forward ------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, forget: Forget = None) -> Any:
+        """The base model's output, with each sample forgetting what ``forget`` says.
+
+        Args:
+            x: A batch of images.
+            forget: ``None`` (the base model), one class (index or name) or a Python set of classes
+                for the whole batch, int64 labels ``(batch,)`` with -1 for "nothing", or a bool
+                matrix ``(batch, num_classes)`` with a set per sample.
+
+        Example:
+            >>> import wfilter
+            >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
+            >>> x = torch.ones(2, 4)
+            >>> torch.equal(wf(x), wf.base(x)), wf(x, forget=torch.tensor([2, -1])).shape
+            (True, torch.Size([2, 3]))
+        """
+        if torch.compiler.is_compiling():
+            return self._forward(x, self._per_sample(x, forget))
+        if not surgery.is_marked(self.base):
+            raise RuntimeError("the filters of this model were removed. Apply them again.")
+        if forget is None and self._scope is None:
+            return self.base(x)
+        self._refuse_other_thread()
+        self._refuse_recomputation()
+        if forget is None:
+            if self._compiled is None:
+                return self.base(x)  # parametrized by the scope
+            row = self._scope.rows[-1] if self._scope else None
+            forget = row if row is not None else -torch.ones(len(x), dtype=torch.int64)
+        with self._suspended() if self._scope is not None else nullcontext():
+            self._check_values(forget)
+            if self._needs_probe(x):
+                self.probe(x)
+            if self._compiled is not None:
+                return self._compiled(x, self._per_sample(x, forget))
+            return self._forward(x, self._one_row(forget) or self._per_sample(x, forget))
+
+    def _forward(self, x: Tensor, forget: Tensor | _Row | None) -> Any:
+        """The part that is compiled: gates, then the path that fits."""
+        if forget is None:
+            return self.base(x)
+        if isinstance(forget, _Row):
+            return self._run(x, _gates.set_gates(self.alphas, forget.chosen))
+        if forget.dtype == torch.bool:
+            gates = _gates.set_gates(self.alphas, forget)
+        else:
+            gates = _gates.label_gates(self.alphas, forget, self.sparse)
+        if all(finding.path == "fused" for finding in self._findings_for(x)):
+            return self._run(x, gates)
+        return vmap(self._one_sample, randomness="different")(x, gates)
+
+    def _one_sample(self, x: Tensor, gates: Tensor) -> Any:
+        output = self._run(x.unsqueeze(0), gates)
+        return torch.utils._pytree.tree_map(lambda t: t.squeeze(0), output)
+
+    def _run(self, x: Tensor, gates: Tensor) -> Any:
+        """The base model, gated at outputs where a rule covers the target, at weights elsewhere.
+
+        ``gates`` is ``(total_units,)``, one row for all of ``x``, or ``(batch, total_units)``.
+        """
+        findings = self._findings_for(x)
+        gated = {}
+        if any(finding.by == "weight" for finding in findings):
+            by_target = ByTarget(self.targets, gates)
+            for target, finding in zip(self.targets, findings):
+                if finding.by == "weight":
+                    weight = parameter_of(self.base, target)
+                    product = weight * target.spread(by_target[target.name]).to(weight.dtype)
+                    gated.update({self._key(owner): product for owner in target.owners})
+        with GateMode(make_sites(self.base, self.targets, findings), gates):
+            if not gated:
+                return self.base(x)
+            return functional_call(self.base, gated, (x,), tie_weights=False)
+
+    def _key(self, owner: tuple[str, str]) -> str:
+        """The name ``functional_call`` knows a tensor by, also while it is parametrized."""
+        path, name = owner
+        if self._scope is not None:
+            name = f"parametrizations.{name}.original"
+        return f"{path}.{name}" if path else name
+
+    def _findings_for(self, x: Tensor) -> tuple[Finding, ...]:
+        return self._probed.get(tuple(x.shape[1:]), self._findings)
+
+    def _needs_probe(self, x: Tensor) -> bool:
+        return tuple(x.shape[1:]) not in self._probed
+
+    def probe(self, x: Tensor) -> Plan:
+        """Look again at how the model treats inputs of this shape; done by itself when needed.
+
+        Call it before ``torch.compile(wf)`` meets an image size for the first time.
+        """
+        findings, _ = probe(self.base, self.targets, x)
+        for target, finding in zip(self.targets, findings):
+            if finding.by == "unused":
+                raise RuntimeError(
+                    f"{target.name} is filtered but not used for inputs of shape "
+                    f"{tuple(x.shape[1:])}: its gates would do nothing. Exclude it."
+                )
+        self._probed[tuple(x.shape[1:])] = findings
+        self._findings = findings
+        return self.plan
+
+    # ---- what to forget -----------------------------------------------------------------------
+
+    def _one_row(self, forget: Forget) -> _Row | None:
+        chosen = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
+        return None if chosen is None else _Row(chosen)
+
+    def _per_sample(self, x: Tensor, forget: Forget) -> Tensor | None:
+        """Labels or sets on the right device; one class or set is repeated for the batch."""
+        if forget is None:
+            return None
+        batch, device = x.shape[0], self.alphas.device
+        if isinstance(forget, int) and not isinstance(forget, bool):
+            row = _gates.class_index(forget, self.num_classes, self.class_names)
+            return torch.full((batch,), row, device=device)
+        chosen = _gates.one_set(forget, self.num_classes, self.class_names, device)
+        if chosen is not None:
+            return chosen.expand(batch, -1)
+        assert isinstance(forget, Tensor)
+        _gates.check_per_sample(forget, batch, self.num_classes)
+        return forget.to(device, non_blocking=True)
+
+    def _check_values(self, forget: Forget) -> None:
+        if self.alphas.device.type != "cpu":
+            return  # looking at values there would wait for the device
+        if isinstance(forget, Tensor) and forget.dtype == torch.int64 and forget.numel():
+            rows = self.alphas[forget.clamp(0, self.num_classes - 1).flatten()]
+        else:
+            rows = self.alphas
+        if not bool(torch.isfinite(rows.detach().sum())):
+            self._refuse_bad_alphas()
+
+    def _refuse_bad_alphas(self) -> None:
+        bad = [name for name, alpha in self.alpha.items() if not alpha.isfinite().all()]
+        if bad:
+            raise ValueError(
+                f"the alphas of {bad[0]} contain NaN or infinity ({len(bad)} targets). Load the "
+                f"last good checkpoint; for a gate at exactly 0 or 1 use -/+{_gates.HARD:.0f}."
+            )
+
+    @contextmanager
+    def forgetting(self, forget: Forget) -> Iterator[FilteredModel]:
+        """Inside, every forward forgets this class or set, also calls of ``wf.base`` itself.
+
+        The gated weights are computed once, so a forward costs what the base model costs. Blocks
+        nest, the innermost holds; an explicit ``forget=`` argument wins. A block belongs to the
+        thread that opened it: other threads must pass ``forget=``, and are refused meanwhile.
+
+        Example:
+            >>> import wfilter
+            >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
+            >>> x = torch.ones(2, 4)
+            >>> with wf.forgetting(2):
+            ...     inside = wf(x)
+            >>> torch.allclose(inside, wf(x, forget=2))
+            True
+        """
+        row = None if forget is None else self._whole_row(forget, "forgetting")
+        self._refuse_other_thread()
+        self._check_values(None)
+        with ExitStack() as stack:
+            if self._scope is None:
+                self._scope = Scope(threading.get_ident(), [], [])
+                stack.callback(setattr, self, "_scope", None)
+                filters = surgery.parametrized(self.base, self.targets, self.alphas, self._gate_now)
+                self._scope.filters = stack.enter_context(filters)
+            self._scope.rows.append(row)
+            self._refresh_filters()
+            try:
+                yield self
+            finally:
+                self._scope.rows.pop()
+                self._refresh_filters()
+
+    def _gate_now(self, name: str) -> Tensor:
+        """The gates of one target in the innermost block."""
+        assert self._scope is not None
+        row = self._scope.rows[-1]
+        assert row is not None
+        return _gates.set_gates(self.alpha[name], row)
+
+    def _refresh_filters(self) -> None:
+        assert self._scope is not None
+        for weight_filter in self._scope.filters:
+            weight_filter.enabled = bool(self._scope.rows) and self._scope.rows[-1] is not None
+            weight_filter._kept = None
+
+    @contextmanager
+    def _suspended(self) -> Iterator[None]:
+        """The plain weights for one forward inside a block."""
+        assert self._scope is not None
+        before = [weight_filter.enabled for weight_filter in self._scope.filters]
+        try:
+            for weight_filter in self._scope.filters:
+                weight_filter.enabled = False
+            yield
+        finally:
+            for weight_filter, enabled in zip(self._scope.filters, before):
+                weight_filter.enabled = enabled
+
+    def _whole_row(self, forget: Forget, where: str) -> Tensor:
+        row = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
+        if row is None:
+            raise TypeError(
+                f"{where} takes one class or one set of classes for all samples. Pass labels per "
+                "sample to the call: wf(x, forget=labels)."
+            )
+        return row
+
+    def refuse_inside_forgetting(self, what: str) -> None:
+        """Stop where the base model must not be parametrized."""
+        if self._scope is not None:
+            raise RuntimeError(f"{what} inside a forgetting block. Leave the block first.")
+
+    def _refuse_other_thread(self) -> None:
+        if self._scope is not None and self._scope.thread != threading.get_ident():
+            raise RuntimeError(
+                "another thread is inside wf.forgetting(...). In threads pass forget= to the call, "
+                "or give each thread its own copy.deepcopy(wf)."
+            )
+
+    def _refuse_recomputation(self) -> None:
+        """Gradient checkpointing runs layers again in the backward pass, without the gates."""
+        if not torch.is_grad_enabled() or not self.alphas.requires_grad:
+            return
+        for name, module in self.base.named_modules():
+            if getattr(module, "grad_checkpointing", False) is True:
+                raise RuntimeError(
+                    f"gradient checkpointing is on in {name or type(module).__name__}: its "
+                    "recomputation would run without gates, and alphas would get wrong gradients. "
+                    "Call model.set_grad_checkpointing(False), or use torch.no_grad()."
+                )
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    @property
+    def alpha(self) -> Mapping[str, Tensor]:
+        """Parameter name -> alphas ``(num_classes, units)``; views, so writing to one sets it."""
+        return ByTarget(self.targets, self.alphas)
+
+    def gates(self, forget: Forget) -> Mapping[str, Tensor]:
+        """Parameter name -> gates: ``(units,)`` for one class or set, ``(batch, units)`` else."""
+        chosen = None
+        if forget is not None:
+            chosen = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
+        if chosen is not None:
+            return ByTarget(self.targets, _gates.set_gates(self.alphas, chosen))
+        if not isinstance(forget, Tensor):
+            return ByTarget(self.targets, torch.ones_like(self.alphas[0]))
+        _gates.check_per_sample(forget, len(forget), self.num_classes)
+        forget = forget.to(self.alphas.device)
+        pick = _gates.set_gates if forget.dtype == torch.bool else _gates.label_gates
+        return ByTarget(self.targets, pick(self.alphas, forget))
+
+    @property
+    def plan(self) -> Plan:
+        """One row per target: name, shape, units, path (fused or exact) and why."""
+        return make_plan(self.targets, self._findings)
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """The alphas, for your own optimiser and loop."""
+        return [self.alphas]
+
+    def verify(self, x: Tensor, forget: Tensor) -> dict[str, float]:
+        """Largest difference between the fast path and the one-sample-at-a-time oracle, per path.
+
+        ``"fused"`` or ``"exact"``, whichever these filters take for a mixed batch.
+        """
+        from wfilter.oracle import one_at_a_time
+
+        with torch.no_grad():
+            fast = self(x, forget=forget)
+            slow = one_at_a_time(self, x, forget)
+        fused = all(finding.path == "fused" for finding in self._findings_for(x))
+        return {"fused" if fused else "exact": float((fast - slow).abs().max())}
+
+    # ---- results ------------------------------------------------------------------------------
+
+    def bake(self, forget: Forget, *, snap: float = 0.0) -> nn.Module:
+        """A plain copy of the base model with the gates of one class or set folded in.
+
+        Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed.
+
+        Args:
+            forget: One class or set.
+            snap: Gates below ``snap`` become exactly 0, those above ``1 - snap`` exactly 1; see
+                ``snap_effect`` for what that changes.
+
+        Example:
+            >>> import wfilter
+            >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
+            >>> type(wf.bake(forget=2)).__name__
+            'Linear'
+        """
+        self.refuse_inside_forgetting("bake")
+        self._refuse_bad_alphas()
+        row = self._whole_row(forget, "bake")
+        with torch.no_grad():
+            gates = _snapped(_gates.set_gates(self.alphas, row), snap)
+        return surgery.bake(self.base, self.targets, ByTarget(self.targets, gates))
+
+    @torch.no_grad()
+    def snap_effect(self, x: Tensor, forget: Forget, snap: float) -> SnapEffect:
+        """What ``bake(forget, snap=snap)`` would change, measured on ``x``."""
+        before, after = self.bake(forget).eval()(x), self.bake(forget, snap=snap).eval()(x)
+        gates = _gates.set_gates(self.alphas, self._whole_row(forget, "snap_effect"))
+        closed, opened = int((gates < snap).sum()), int((gates > 1 - snap).sum())
+        return SnapEffect(
+            closed,
+            opened,
+            gates.numel() - closed - opened,
+            float((before - after).abs().max()),
+            float((before.argmax(-1) != after.argmax(-1)).float().mean()),
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the alphas (not the base model) to a safetensors file; see ``wfilter.load``."""
+        from wfilter.checkpoint import save
+
+        return save(self, path)
+
+    def compile(self, *args: Any, **kwargs: Any) -> FilteredModel:  # type: ignore[override]
+        """In place: run forwards through ``torch.compile``; arguments are passed on to it.
+
+        One graph serves all labels, another all sets. Checks of the labels stay outside the graph,
+        and so does ``forgetting``, which then costs a mixed batch.
+        """
+        self._compiled = torch.compile(self._forward, *args, **kwargs)
+        return self
+
+    # ---- state --------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> FilteredModel:
+        """The base model stays in eval mode: its BatchNorm statistics must not drift."""
+        super().train(mode)
+        if surgery.is_marked(self.base):
+            self.base.eval()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Base model and alphas; for the alphas alone see ``save``."""
+        self.refuse_inside_forgetting("state_dict")
+        return super().state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.refuse_inside_forgetting("copying or pickling")
+        state: dict[str, Any] = {**self.__dict__, "_compiled": None}
+        return state
+
+    def extra_repr(self) -> str:
+        """Shown above the base model when printed."""
+        fused = sum(f.path == "fused" for f in self._findings)
+        return (
+            f"num_classes={self.num_classes}, granularity={self.granularity!r}, "
+            f"{len(self.targets)} targets ({fused} fused), {self.alphas.shape[1]} units"
+        )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One set of classes for the whole batch: bool ``(num_classes,)``."""
+
+    chosen: Tensor
+
+
+def _snapped(gates: Tensor, snap: float) -> Tensor:
+    if not 0 <= snap <= 0.5:
+        raise ValueError(f"snap={snap} is outside 0..0.5.")
+    gates = torch.where(gates < snap, 0.0, gates)
+    return torch.where(gates > 1 - snap, 1.0, gates) if snap else gates
