@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.gates import slices
-from wfilter.rules import Layout, ProbeMode, Site
+from wfilter.rules import Layout, MarkMode, ProbeMode, Site, possible_layouts
 from wfilter.targets import CONVOLUTIONS, Target, is_standardised
 
 PROBE_BATCH = 3
@@ -116,13 +116,33 @@ def probe(
     shape = (PROBE_BATCH, *example.shape[1:])
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(shape, generator=generator).to(example.device, example.dtype)
-    images[1] = float("nan")
+    clean, images[1] = images.clone(), float("nan")
     whole = {id(parameter_of(model, t)): Site(i, 0, 0) for i, t in enumerate(targets)}
     mode = ProbeMode({**whole, **make_sites(model, targets)}, PROBE_BATCH)
     with mode:
         output = model(images)
+    for index in range(len(targets)):
+        _look_downstream(model, clean, mode, index)
     findings = [_judge(t, mode, i) for i, t in enumerate(targets)]
     return tuple(findings), output
+
+
+def _look_downstream(model: nn.Module, clean: Tensor, mode: ProbeMode, index: int) -> None:
+    """Where an output does not depend on the input, see which logits depend on the output.
+
+    So it is with the query of a class token that is still the same for all samples.
+    """
+    use = mode.uses[index]
+    if use.layouts != {None} or use.unknown or len(use.shapes) != 1:
+        return
+    ((shape, axis),) = use.shapes
+    for layout in possible_layouts(shape, axis, PROBE_BATCH):
+        with MarkMode(mode.sites, index, layout, PROBE_BATCH):
+            logits = model(clean)
+        marked = logits.isnan().flatten(1).any(1).tolist() if isinstance(logits, Tensor) else []
+        if marked == [False, True, False]:
+            use.layouts = {layout}
+            return
 
 
 def _judge(target: Target, mode: ProbeMode, index: int) -> Finding:

@@ -251,6 +251,7 @@ class Use:
 
     functions: list[str] = field(default_factory=list)
     layouts: set[Layout | None] = field(default_factory=set)
+    shapes: set[tuple[torch.Size, int]] = field(default_factory=set)
     unknown: list[str] = field(default_factory=list)
 
 
@@ -304,7 +305,41 @@ class ProbeMode(InterceptMode):
             if found is not None:
                 self.uses[found.index].functions.append(self._function)
                 self.uses[found.index].layouts.add(layout)
+                self.uses[found.index].shapes.add((output.shape, axis))
         return output if bias is None else output + _place(bias, output, axis, None)
+
+
+class MarkMode(InterceptMode):
+    """Run the model with sample 1 of one target's output turned to NaN, as a layout places it."""
+
+    def __init__(self, sites: dict[int, Site], index: int, layout: Layout, batch: int):
+        super().__init__(sites)
+        self.index, self.layout, self.batch = index, layout, batch
+
+    def gate(
+        self,
+        output: Tensor,
+        axis: int,
+        site: Site | None,
+        bias: Tensor | None,
+        bias_site: Site | None,
+    ) -> Tensor:
+        """The plain call's result, marked if the target takes part in it."""
+        if bias is not None:
+            output = output + _place(bias, output, axis, None)
+        if self.index not in [found.index for found in (site, bias_site) if found is not None]:
+            return output
+        samples = _unfold(output.clone(), self.layout, self.batch)
+        samples.select(self.layout.axis + (self.layout.order == "minor"), 1).fill_(float("nan"))
+        return samples.reshape(output.shape)
+
+
+def possible_layouts(shape: torch.Size, axis: int, batch: int) -> list[Layout]:
+    """Every way in which an output of this shape could hold the samples before its unit axis."""
+    sizes = [(a, shape[a]) for a in range(len(shape) + axis) if shape[a] % batch == 0]
+    plain = [Layout(a, "plain") for a, size in sizes if size == batch]
+    folded = [Layout(a, o) for a, size in sizes if size != batch for o in ("major", "minor")]
+    return plain + folded
 
 
 def find_layout(output: Tensor, axis: int, batch: int) -> Layout | None:
