@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -16,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
-from wfilter import data
+from wfilter.readers import data_root
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class InputFacts:
     """What a model wants to see: the keyword arguments of `wfilter.data.load` of the same names.
 
     Example:
+        >>> from wfilter import data
         >>> data.load("digits", "test", **vars(input_facts("wfilter:cnn-digits"))).image_shape
         (1, 8, 8)
     """
@@ -59,7 +62,6 @@ def create(name: str, num_classes: int = 10) -> nn.Module:
         num_classes: Outputs of its head.
 
     Example:
-        >>> import torch
         >>> create("cnn-digits")(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
@@ -171,7 +173,7 @@ def weights_path(spec: str, root: str | Path | None = None) -> Path:
             f"The data folder has no weights for {spec!r}, only for {', '.join(_WEIGHTS)}. "
             "Train it with benchmarks/originals.py, or pass your own file."
         )
-    folder = data.data_root(root)
+    folder = data_root(root)
     if folder is None:
         raise FileNotFoundError(
             f"{spec} has its weights in the data folder: pass root= (--data) or set WFILTER_DATA."
@@ -201,7 +203,8 @@ def _vgg(layers: list[Any], facts: InputFacts, num_classes: int) -> nn.Module:
     if facts.channels != 3:
         features[0] = nn.Conv2d(facts.channels, layers[0], 3, padding=1)
     width = next(entry for entry in reversed(layers) if entry != "M")
-    model: Any = vgg.VGG(nn.Sequential(), num_classes, init_weights=False)
+    with torch.device("meta"):  # VGG's own head of 120 million weights is never made
+        model: Any = vgg.VGG(nn.Sequential(), num_classes, init_weights=False)
     model.features, model.avgpool = features, nn.Identity()
     model.classifier = nn.Sequential(nn.Linear(width, num_classes))
     return cast(nn.Module, model)
@@ -303,7 +306,13 @@ def _call_function(module: str, name: str, num_classes: int | None, pretrained: 
     if not callable(function):
         known = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
         raise ValueError(_unknown(f"function of {module}", name, known))
-    model = function() if num_classes is None else function(num_classes=num_classes)
+    settings = {} if num_classes is None else {"num_classes": num_classes}
+    try:
+        inspect.signature(function).bind(**settings)
+    except TypeError as error:
+        given = "num_classes alone" if settings else "no arguments"
+        raise ValueError(f"{module}:{name} cannot be called with {given}: {error}.") from error
+    model = function(**settings)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{module}:{name} returned {type(model).__name__}. Expected an nn.Module.")
     return model
