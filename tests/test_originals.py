@@ -1,0 +1,73 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from wfilter import zoo
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "originals.py"
+
+
+@pytest.fixture
+def originals(monkeypatch):
+    spec = importlib.util.spec_from_file_location("originals", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0)
+    return module
+
+
+def train(originals, monkeypatch, out, *more):
+    command = ["originals.py", "--model", "cnn-digits", "--data", "digits", "--out", str(out)]
+    options = ["--epochs", "2", "--batch-size", "64", "--limit", "300", *more]
+    monkeypatch.setattr(sys, "argv", command + options)
+    originals.main()
+
+
+def test_an_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(
+    originals, monkeypatch, tmp_path
+):
+    train(originals, monkeypatch, tmp_path / "whole")
+    steps, plain_step = [], originals.train_step
+
+    def stop_after_six(*args):
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        steps.append(1)
+        return plain_step(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(originals, "train_step", stop_after_six)
+        with pytest.raises(KeyboardInterrupt):
+            train(originals, monkeypatch, tmp_path / "parts")
+    train(originals, monkeypatch, tmp_path / "parts")
+    whole, parts = (
+        load_file(tmp_path / name / "cnn-digits-s0.safetensors") for name in ("whole", "parts")
+    )
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def test_the_log_line_holds_accuracy_and_settings_and_the_weights_load(
+    originals, monkeypatch, tmp_path
+):
+    train(originals, monkeypatch, tmp_path)
+    (line,) = map(json.loads, (tmp_path / "originals.jsonl").read_text().splitlines())
+    assert 0 <= line["worst_class"] <= line["accuracy"] <= 100
+    assert line["settings"]["lr"] == originals.RECIPES["sgd"]["lr"]
+    assert {"command", "seed", "commit", "environment", "seconds"} <= line.keys()
+    zoo.load_weights(zoo.create("cnn-digits"), tmp_path / "cnn-digits-s0.safetensors")
+
+
+def test_a_finished_training_is_not_repeated_and_other_settings_are_refused(
+    originals, monkeypatch, tmp_path, capsys
+):
+    train(originals, monkeypatch, tmp_path)
+    train(originals, monkeypatch, tmp_path)
+    assert "nothing to do" in capsys.readouterr().out
+    (tmp_path / "cnn-digits-s0.safetensors").unlink()
+    with pytest.raises(SystemExit, match="other settings"):
+        train(originals, monkeypatch, tmp_path, "--lr", "0.01")
