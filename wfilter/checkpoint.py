@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from wfilter.gates import HARD
 from wfilter.surgery import apply_weight_filtering
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def _fill(wf: FilteredModel, alphas: dict[str, Tensor], path: Path) -> None:
     with torch.no_grad():
         for name, alpha in alphas.items():
             wf.alpha[name].copy_(alpha)
+    wf.pin_open(name for name, alpha in alphas.items() if bool((alpha == HARD).all()))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

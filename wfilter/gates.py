@@ -51,8 +51,16 @@ def slices(targets: Sequence[Target]) -> dict[str, slice]:
     return ends
 
 
-def label_gates(alphas: Tensor, labels: Tensor, sparse: bool = False) -> Tensor:
+def label_gates(
+    alphas: Tensor, labels: Tensor, *, hard: bool = False, sparse: bool = False
+) -> Tensor:
     """Gates ``(batch, total_units)`` for one class per sample; for label -1 all are exactly 1.
+
+    Args:
+        alphas: ``(num_classes, total_units)``.
+        labels: int64 ``(batch,)``.
+        hard: Round gates to exactly 0 or 1; gradients are those of the sigmoid.
+        sparse: Let the gradient of ``alphas`` hold only the rows in ``labels``.
 
     Example:
         >>> label_gates(torch.zeros(2, 3), torch.tensor([1, -1]))
@@ -61,18 +69,32 @@ def label_gates(alphas: Tensor, labels: Tensor, sparse: bool = False) -> Tensor:
     """
     nothing = labels == -1
     rows = F.embedding(torch.where(nothing, 0, labels), alphas, sparse=sparse)
-    return torch.where(nothing.unsqueeze(-1), 1.0, torch.sigmoid(rows))
+    gates = torch.sigmoid(rows)
+    if hard:
+        gates = _straight_through(gates, rows > 0)
+    return torch.where(nothing.unsqueeze(-1), 1.0, gates)
 
 
-def set_gates(alphas: Tensor, sets: Tensor) -> Tensor:
+def set_gates(alphas: Tensor, sets: Tensor, *, hard: bool = False) -> Tensor:
     """Gates ``(batch, total_units)`` for a set of classes per sample: the product over the set.
+
+    With ``hard``, a gate is 0 as soon as one class of the set closes it.
 
     Example:
         >>> set_gates(torch.zeros(2, 3), torch.tensor([[True, True], [False, False]]))
         tensor([[0.2500, 0.2500, 0.2500],
                 [1.0000, 1.0000, 1.0000]])
     """
-    return torch.exp(sets.to(alphas.dtype) @ F.logsigmoid(alphas))
+    chosen = sets.to(alphas.dtype)
+    gates = torch.exp(chosen @ F.logsigmoid(alphas))
+    if hard:
+        gates = _straight_through(gates, chosen @ (alphas <= 0).to(alphas.dtype) == 0)
+    return gates
+
+
+def _straight_through(gates: Tensor, is_open: Tensor) -> Tensor:
+    """Exactly 0 or 1 forward, the soft gate's gradient backward."""
+    return is_open.to(gates.dtype) + (gates - gates.detach())
 
 
 def class_index(name: int | str, num_classes: int, class_names: Sequence[str] | None) -> int:

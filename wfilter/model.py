@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ class FilteredModel(nn.Module):
         granularity: ``"out"`` or ``"element"``.
         targets: What is filtered.
         sparse: Whether label gradients touch only the rows of the batch (for many classes).
+        hard: Whether gates are rounded to exactly 0 or 1, with straight-through gradients.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class FilteredModel(nn.Module):
         self.class_names = None if class_names is None else tuple(class_names)
         self.granularity = granularity
         self.sparse = False
+        self.hard = False
         first = parameter_of(base, self.targets[0])
         self.alphas = nn.Parameter(
             torch.full(
@@ -85,6 +87,7 @@ class FilteredModel(nn.Module):
             )
         )
         self._findings = tuple(findings)
+        self._pinned: frozenset[int] = frozenset()
         self._probed: dict[tuple[int, ...], tuple[Finding, ...]] = {}
         self._scope: Scope | None = None
         self._compiled: Callable[..., Any] | None = None
@@ -133,20 +136,51 @@ class FilteredModel(nn.Module):
         if forget is None:
             return self.base(x)
         if isinstance(forget, _Row):
-            return self._run(x, _gates.set_gates(self.alphas, forget.chosen))
-        if forget.dtype == torch.bool:
-            gates = _gates.set_gates(self.alphas, forget)
-        else:
-            gates = _gates.label_gates(self.alphas, forget, self.sparse)
+            return self._run(x, _gates.set_gates(self.alphas, forget.chosen, hard=self.hard))
+        gates = self._mixed_gates(forget)
         if all(finding.path == "fused" for finding in self._findings_for(x)):
             return self._run(x, gates)
         return vmap(self._one_sample, randomness="different")(x, gates)
+
+    def _mixed_gates(self, forget: Tensor) -> Tensor:
+        if forget.dtype == torch.bool:
+            return _gates.set_gates(self.alphas, forget, hard=self.hard)
+        return _gates.label_gates(self.alphas, forget, hard=self.hard, sparse=self.sparse)
+
+    def replicated(self, x: Tensor, forget: Tensor) -> Any:
+        """Several forgets per sample: ``forget`` has ``replicas * batch`` rows, grouped by sample.
+
+        The replicas of a sample share everything before the first gate that is not pinned open,
+        where the model allows it; the result is that of ``wf(x.repeat_interleave(replicas, 0),
+        forget)``.
+        """
+        replicas = len(forget) // len(x)
+        _gates.check_per_sample(forget, len(x) * replicas, self.num_classes)
+        if self._needs_probe(x):
+            self.probe(x)
+        if self._pinned and replicas > 1 and all(f.path == "fused" for f in self._findings_for(x)):
+            try:
+                return self._run(x, self._mixed_gates(forget), replicas)
+            except RuntimeError:
+                pass  # a shortcut leads around the first gate: the replicas' shapes do not meet
+        return self(x.repeat_interleave(replicas, 0), forget)
+
+    def pin_open(self, names: Iterable[str]) -> None:
+        """In place: fix targets with every gate at exactly 1, so that a forward skips them."""
+        chosen = set(names)
+        unknown = chosen - {target.name for target in self.targets}
+        if unknown:
+            raise ValueError(f"{sorted(unknown)[0]} is not a target. See wf.plan.")
+        with torch.no_grad():
+            for name in chosen:
+                self.alpha[name].fill_(_gates.HARD)
+        self._pinned = frozenset(i for i, t in enumerate(self.targets) if t.name in chosen)
 
     def _one_sample(self, x: Tensor, gates: Tensor) -> Any:
         output = self._run(x.unsqueeze(0), gates)
         return torch.utils._pytree.tree_map(lambda t: t.squeeze(0), output)
 
-    def _run(self, x: Tensor, gates: Tensor) -> Any:
+    def _run(self, x: Tensor, gates: Tensor, replicas: int = 1) -> Any:
         """The base model, gated at outputs where a rule covers the target, at weights elsewhere.
 
         ``gates`` is ``(total_units,)``, one row for all of ``x``, or ``(batch, total_units)``.
@@ -155,12 +189,13 @@ class FilteredModel(nn.Module):
         gated = {}
         if any(finding.by == "weight" for finding in findings):
             by_target = ByTarget(self.targets, gates)
-            for target, finding in zip(self.targets, findings):
-                if finding.by == "weight":
+            for index, (target, finding) in enumerate(zip(self.targets, findings)):
+                if finding.by == "weight" and index not in self._pinned:
                     weight = parameter_of(self.base, target)
                     product = weight * target.spread(by_target[target.name]).to(weight.dtype)
                     gated.update({self._key(owner): product for owner in target.owners})
-        with GateMode(make_sites(self.base, self.targets, findings), gates):
+        sites = make_sites(self.base, self.targets, findings, self._pinned)
+        with GateMode(sites, gates, replicas):
             if not gated:
                 return self.base(x)
             return functional_call(self.base, gated, (x,), tie_weights=False)
@@ -218,6 +253,13 @@ class FilteredModel(nn.Module):
     def _check_values(self, forget: Forget) -> None:
         if self.alphas.device.type != "cpu":
             return  # looking at values there would wait for the device
+        for index in self._pinned:
+            name = self.targets[index].name
+            if not bool((self.alpha[name] == _gates.HARD).all()):
+                raise RuntimeError(
+                    f"{name} is pinned open, but its alphas were changed and would be ignored. "
+                    "Call wf.pin_open([]) to let all gates act again."
+                )
         if isinstance(forget, Tensor) and forget.dtype == torch.int64 and forget.numel():
             rows = self.alphas[forget.clamp(0, self.num_classes - 1).flatten()]
         else:
@@ -272,7 +314,7 @@ class FilteredModel(nn.Module):
         assert self._scope is not None
         row = self._scope.rows[-1]
         assert row is not None
-        return _gates.set_gates(self.alpha[name], row)
+        return _gates.set_gates(self.alpha[name], row, hard=self.hard)
 
     def _refresh_filters(self) -> None:
         assert self._scope is not None
@@ -339,13 +381,11 @@ class FilteredModel(nn.Module):
         if forget is not None:
             chosen = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
         if chosen is not None:
-            return ByTarget(self.targets, _gates.set_gates(self.alphas, chosen))
+            return ByTarget(self.targets, _gates.set_gates(self.alphas, chosen, hard=self.hard))
         if not isinstance(forget, Tensor):
             return ByTarget(self.targets, torch.ones_like(self.alphas[0]))
         _gates.check_per_sample(forget, len(forget), self.num_classes)
-        forget = forget.to(self.alphas.device)
-        pick = _gates.set_gates if forget.dtype == torch.bool else _gates.label_gates
-        return ByTarget(self.targets, pick(self.alphas, forget))
+        return ByTarget(self.targets, self._mixed_gates(forget.to(self.alphas.device)))
 
     @property
     def plan(self) -> Plan:
@@ -391,14 +431,15 @@ class FilteredModel(nn.Module):
         self._refuse_bad_alphas()
         row = self._whole_row(forget, "bake")
         with torch.no_grad():
-            gates = _snapped(_gates.set_gates(self.alphas, row), snap)
+            gates = _snapped(_gates.set_gates(self.alphas, row, hard=self.hard), snap)
         return surgery.bake(self.base, self.targets, ByTarget(self.targets, gates))
 
     @torch.no_grad()
     def snap_effect(self, x: Tensor, forget: Forget, snap: float) -> SnapEffect:
         """What ``bake(forget, snap=snap)`` would change, measured on ``x``."""
         before, after = self.bake(forget).eval()(x), self.bake(forget, snap=snap).eval()(x)
-        gates = _gates.set_gates(self.alphas, self._whole_row(forget, "snap_effect"))
+        row = self._whole_row(forget, "snap_effect")
+        gates = _gates.set_gates(self.alphas, row, hard=self.hard)
         closed, opened = int((gates < snap).sum()), int((gates > 1 - snap).sum())
         return SnapEffect(
             closed,

@@ -50,7 +50,8 @@ def gated_weights(wf: FilteredModel, base: torch.nn.Module, rows: list[int]) -> 
         path, name = target.owners[0]
         weight = getattr(base.get_submodule(path), name)
         for row in rows:
-            gate = torch.sigmoid(wf.alpha[target.name][row])
+            alpha = wf.alpha[target.name][row]
+            gate = (alpha > 0).to(alpha.dtype) if wf.hard else torch.sigmoid(alpha)
             weight = weight * target.spread(gate).to(weight.dtype)
         for owner in target.owners:
             weights[".".join(part for part in owner if part)] = weight

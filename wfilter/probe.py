@@ -83,12 +83,15 @@ def parameter_of(model: nn.Module, target: Target) -> Tensor:
 
 
 def make_sites(
-    model: nn.Module, targets: Sequence[Target], findings: Sequence[Finding] | None = None
+    model: nn.Module,
+    targets: Sequence[Target],
+    findings: Sequence[Finding] | None = None,
+    pinned: frozenset[int] = frozenset(),
 ) -> dict[int, Site]:
     """Identity of each target's tensor -> its site; after a probe, only those gated by output."""
     where, sites = slices(targets), {}
     for index, target in enumerate(targets):
-        if target.unit_axis is None:
+        if target.unit_axis is None or index in pinned:
             continue
         module = model.get_submodule(target.owners[0][0])
         standardised = is_standardised(module) and target.owners[0][1] == "weight"

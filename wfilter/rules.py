@@ -209,9 +209,10 @@ class InterceptMode(TorchFunctionMode):
 class GateMode(InterceptMode):
     """Scale outputs by gates ``(batch, total_units)``, or ``(total_units,)``: one row for all."""
 
-    def __init__(self, sites: dict[int, Site], gates: Tensor):
+    def __init__(self, sites: dict[int, Site], gates: Tensor, replicas: int = 1):
         super().__init__(sites)
         self.gates = gates
+        self.replicas = replicas
 
     def gate(
         self,
@@ -225,7 +226,7 @@ class GateMode(InterceptMode):
         layout = None
         if self.gates.ndim == 2:
             layout = (site or bias_site).layout  # type: ignore[union-attr]
-            output = _unfold(output, layout, self.gates.shape[0])  # type: ignore[arg-type]
+            output = self._samples(output, layout)  # type: ignore[arg-type]
         position = None if layout is None else layout.axis + (layout.order == "minor")
         shift = None
         if bias is not None:
@@ -240,6 +241,18 @@ class GateMode(InterceptMode):
         if layout is not None and layout.order != "plain":
             return output.flatten(layout.axis, layout.axis + 1)
         return output
+
+    def _samples(self, output: Tensor, layout: Layout) -> Tensor:
+        """The output with an axis of one entry per row of the gates.
+
+        Replicas of a sample are one until here, the first layer that treats them differently.
+        """
+        batch = self.gates.shape[0]
+        if self.replicas > 1 and output.shape[layout.axis] * self.replicas == batch:
+            if layout.order != "plain":
+                raise RuntimeError("replicas cannot be told apart where the batch axis is folded.")
+            output = output.repeat_interleave(self.replicas, layout.axis)
+        return _unfold(output, layout, batch)
 
     def _of(self, site: Site, dtype: torch.dtype) -> Tensor:
         return self.gates[..., site.start : site.stop].to(dtype)

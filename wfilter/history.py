@@ -1,0 +1,81 @@
+"""What a round of untraining reports while it runs and afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Record:
+    """One line of a history."""
+
+    step: int
+    epoch: int
+    seconds: float
+    loss: float
+    retain_accuracy: float
+    forget_accuracy: float
+    closed: float
+    validation: float | None = None
+
+
+@dataclass
+class History:
+    """What happened in a round of untraining; ``records`` has a line per step."""
+
+    recipe: dict[str, object]
+    seed: int
+    records: list[Record] = field(default_factory=list)
+    stopped: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """The whole history, readable by ``json.loads``."""
+        return json.dumps(asdict(self))
+
+    def plot(self, path: str | Path) -> Path:
+        """Loss and accuracies against steps, as a picture."""
+        from wfilter.plots import history_plot
+
+        return history_plot(self, Path(path))
+
+
+class ProgressBar:
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int | None, show: bool | None):
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        self.bar = None
+        if console.is_terminal if show is None else show:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self.bar = Progress(
+                TextColumn("untrain"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self.task = self.bar.add_task("untrain", total=total, note="")
+
+    def __enter__(self) -> ProgressBar:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, record: Record) -> None:
+        """Move the bar to a record's step."""
+        if self.bar is not None:
+            note = (
+                f"loss {record.loss:.3f}  retain {record.retain_accuracy:.1%}  "
+                f"forget {record.forget_accuracy:.1%}  closed {record.closed:.1%}"
+            )
+            self.bar.update(self.task, completed=record.step, note=note)

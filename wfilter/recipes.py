@@ -1,0 +1,255 @@
+"""Named, frozen settings of untraining, every constant with its source.
+
+Derive your own in one line: ``dataclasses.replace(RECIPES["paper"], lambda_forget=100)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what untraining does to the alphas, given data and a seed.
+
+    Attributes:
+        name: Shown in histories and reports.
+        objective: ``"paper"`` (cross-entropy and its reciprocal) or ``"distill"`` (KL to the base
+            model without the forgotten logits).
+        optimiser: ``"sgd"``, ``"adam"``, or ``"row_adam"``: Adam whose second moment is shared by
+            the units of a row, so that units with large gradients move further than others.
+        learning_rate: Of the optimiser, on raw alphas.
+        schedule: ``"constant"`` or ``"cosine"`` (to zero at the last step).
+        expansion: Replicas of a sample with different rows (the paper's chi).
+        lambda_retain: Weight of the retain term.
+        lambda_forget: Weight of the forget term (the margin, in ``distill``).
+        lambda_alpha: Weight of the regulariser, the mean of 1 - gate.
+        regulariser: ``"global"`` mean over all gates, or ``"layer"``: means per target, summed.
+        epsilon: Added to the cross-entropy under the paper's reciprocal; it can be 0 in float32.
+        margin: How far below the best remaining logit a forgotten one is pushed (``distill``).
+        forget_share: Share of pairs in which a sample forgets its own class (``distill``).
+        set_share: Share of pairs with a set of 2 or more classes (``distill``).
+        max_set: Largest set drawn in training.
+        gates: ``"soft"`` sigmoids, or ``"hard"``: exactly 0 or 1 in every forward, straight-through
+            gradients, and exact gates at the end.
+        start: Alpha to start from when the filters are fresh; ``None`` keeps what apply set.
+        depth: Share of the targets that are untrained, counted from the output; the others are
+            pinned open.
+        evaluations: Validations per epoch.
+        patience: Validations without improvement before stopping; 0 never stops early.
+    """
+
+    name: str
+    objective: str
+    optimiser: str
+    learning_rate: float
+    schedule: str = "constant"
+    expansion: int = 3
+    lambda_retain: float = 1.0
+    lambda_forget: float = 1.0
+    lambda_alpha: float = 1.0
+    regulariser: str = "global"
+    epsilon: float = 1e-6
+    margin: float = 5.0
+    forget_share: float = 0.5
+    set_share: float = 0.0
+    max_set: int = 5
+    gates: str = "soft"
+    start: float | None = None
+    depth: float = 1.0
+    evaluations: int = 5
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        _one_of(self, "objective", "paper", "distill")
+        _one_of(self, "optimiser", "sgd", "adam", "row_adam")
+        _one_of(self, "schedule", "constant", "cosine")
+        _one_of(self, "regulariser", "global", "layer")
+        _one_of(self, "gates", "soft", "hard")
+        if self.expansion < 1 or not 0 < self.depth <= 1 or not self.learning_rate > 0:
+            raise ValueError(
+                f"expansion={self.expansion} must be at least 1, depth={self.depth} in (0, 1] and "
+                f"learning_rate={self.learning_rate} positive."
+            )
+
+    def __str__(self) -> str:
+        return "\n".join(f"{f.name} = {getattr(self, f.name)!r}" for f in fields(self))
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON and TOML."""
+        return asdict(self)
+
+
+def _one_of(recipe: Recipe, name: str, *allowed: str) -> None:
+    value = getattr(recipe, name)
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(allowed)}.")
+
+
+# Sections "Training" and "Implementation details" of the paper: SGD with learning rate 100, chi 3,
+# lambda 1 / 10 / 1 (100 for ViT), validation five times an epoch, patience 10.
+PAPER = Recipe("paper", "paper", "sgd", 100.0, lambda_forget=10.0, lambda_alpha=1.0, expansion=3)
+PAPER_VIT = Recipe("paper-vit", "paper", "sgd", 100.0, lambda_forget=100.0, expansion=3)
+# Ours; benchmarks/results/ablations.md has a line for each choice.
+DISTILL = Recipe(
+    "distill",
+    "distill",
+    "row_adam",
+    0.1,
+    schedule="cosine",
+    expansion=4,
+    lambda_alpha=0.0,
+    forget_share=0.4,
+    set_share=0.67,
+    gates="hard",
+    start=1.0,
+    depth=0.25,
+    patience=0,
+)
+
+RECIPES = {recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL)}
+
+
+def get_recipe(recipe: str | Recipe) -> Recipe:
+    """A recipe by name, or the recipe itself.
+
+    Example:
+        >>> get_recipe("paper").learning_rate
+        100.0
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe={recipe!r} is unknown. Use one of {', '.join(RECIPES)}.")
+    return RECIPES[recipe]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What one step trains on: samples of the batch, and what each of them is to forget.
+
+    Attributes:
+        sample: Index into the batch, ``(pairs,)``.
+        forget: Labels ``(pairs,)`` or sets ``(pairs, num_classes)``.
+        own: Whether a sample forgets its own class.
+        replicas: Pairs per sample when the pairs of all samples lie together, else 1.
+    """
+
+    sample: Tensor
+    forget: Tensor
+    own: Tensor
+    replicas: int = 1
+
+    def share(self, rank: int, world: int) -> Pairs:
+        """Every ``world``-th pair of each kind, for one of several processes."""
+        if world == 1:
+            return self
+        parts = [kind.nonzero().flatten()[rank::world] for kind in (self.own, ~self.own)]
+        keep = torch.cat(parts)
+        return Pairs(self.sample[keep], self.forget[keep], self.own[keep])
+
+
+def paper_pairs(
+    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+) -> Pairs:
+    """The paper's batch: one half forgets its own class, the other retains under other rows.
+
+    Each retain sample appears ``expansion`` times, with rows drawn from the other classes without
+    replacement while there are enough.
+
+    Example:
+        >>> pairs = paper_pairs(torch.tensor([0, 1, 2, 0]), 3, PAPER, torch.Generator())
+        >>> pairs.sample.tolist(), pairs.own.tolist()[:3]
+        ([0, 1, 2, 2, 2, 3, 3, 3], [True, True, False])
+    """
+    half = len(labels) // 2
+    if half == 0:
+        raise ValueError(
+            f"a batch of {len(labels)} cannot be split into a forget and a retain half. Use a "
+            "batch size of at least 2."
+        )
+    retain = torch.arange(half, len(labels)).repeat_interleave(recipe.expansion)
+    scores = torch.rand(len(labels) - half, num_classes, generator=generator)
+    scores.scatter_(1, labels[half:, None], -1.0)
+    rows = scores.argsort(1, descending=True)[:, : num_classes - 1]
+    rows = rows[:, torch.arange(recipe.expansion) % (num_classes - 1)].flatten()
+    own = torch.arange(half + len(retain)) < half
+    return Pairs(torch.cat([torch.arange(half), retain]), torch.cat([labels[:half], rows]), own)
+
+
+def distill_pairs(
+    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+) -> Pairs:
+    """Each sample ``expansion`` times, with a random class or set that may hold its own class.
+
+    Example:
+        >>> pairs = distill_pairs(torch.tensor([0, 1]), 3, DISTILL, torch.Generator())
+        >>> pairs.sample.tolist(), tuple(pairs.forget.shape)
+        ([0, 0, 0, 0, 1, 1, 1, 1], (8, 3))
+    """
+    sample = torch.arange(len(labels)).repeat_interleave(recipe.expansion)
+    number, label = len(sample), labels.repeat_interleave(recipe.expansion)
+    own = torch.rand(number, generator=generator) < recipe.forget_share
+    scores = torch.rand(number, num_classes, generator=generator)
+    scores.scatter_(1, label[:, None], torch.where(own, 2.0, -1.0)[:, None])
+    largest = min(recipe.max_set, num_classes - 1)
+    if recipe.set_share == 0 or largest < 2:
+        return Pairs(sample, scores.argmax(1), own, recipe.expansion)
+    size = torch.randint(2, largest + 1, (number,), generator=generator)
+    size[torch.rand(number, generator=generator) >= recipe.set_share] = 1
+    rank = scores.argsort(1, descending=True).argsort(1)
+    return Pairs(sample, rank < size[:, None], own, recipe.expansion)
+
+
+class RowAdam(torch.optim.Optimizer):
+    """Adam whose second moment is one number per row: the mean over its units.
+
+    Plain Adam moves every alpha of a row by the same amount whatever its gradient; here the units
+    that matter move first, and about half as many gates close. Handles row-sparse gradients: rows
+    a batch does not touch cost nothing.
+    """
+
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-12,
+    ):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """In place: one update of the rows that have a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        lr, eps = group["lr"], group["eps"]
+        beta1, beta2 = group["betas"]
+        state = self.state[parameter]
+        if not state:
+            state["mean"] = torch.zeros_like(parameter)
+            state["square"] = parameter.new_zeros(len(parameter), 1)
+            state["steps"] = parameter.new_zeros(len(parameter), 1)
+        gradient = parameter.grad
+        assert gradient is not None
+        rows: Tensor | slice = slice(None)
+        if gradient.is_sparse:
+            gradient = gradient.coalesce()
+            rows, gradient = gradient.indices()[0], gradient.values()
+        # Units that never move (pinned open) have no gradient and must not dilute the mean.
+        moving = (gradient != 0).any(0)
+        size = gradient[:, moving].square().mean(1, keepdim=True) if moving.any() else 0.0
+        steps = state["steps"][rows] + 1
+        mean = beta1 * state["mean"][rows] + (1 - beta1) * gradient
+        square = beta2 * state["square"][rows] + (1 - beta2) * size
+        state["steps"][rows], state["mean"][rows], state["square"][rows] = steps, mean, square
+        scale = (square / (1 - beta2**steps)).sqrt() + eps
+        parameter[rows] -= lr * (mean / (1 - beta1**steps)) / scale

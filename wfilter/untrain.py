@@ -1,0 +1,475 @@
+"""Learn the alphas: all classes in one round, resumable, in one process or several."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from wfilter import losses
+from wfilter.gates import HARD
+from wfilter.history import History, ProgressBar, Record
+from wfilter.model import FilteredModel
+from wfilter.recipes import Pairs, Recipe, RowAdam, distill_pairs, get_recipe, paper_pairs
+from wfilter.resume import Keeper
+
+Batches = Iterable[Any]
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Images and labels held as tensors: untrain draws its own batches and caches the base logits.
+
+    Attributes:
+        images: ``(samples, ...)``.
+        labels: int64 ``(samples,)``, bool ``(samples, num_classes)``, or ``None``.
+        batch_size: Samples per step over all processes.
+        augment: Applied to a batch of images at every step; the base logits are then not cached.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    batch_size: int = 64
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.images) / self.batch_size)
+
+    def order(self, seed: int, epoch: int) -> Iterator[Tensor]:
+        """Indices of each batch of an epoch."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.images), generator=generator)
+        yield from torch.split(order, self.batch_size)
+
+
+def untrain(
+    wf: FilteredModel,
+    train: Batches | InMemory,
+    val: Batches | None = None,
+    *,
+    recipe: str | Recipe = "distill",
+    epochs: int | None = None,
+    steps: int | None = None,
+    device: str | torch.device | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 50,
+    resume: bool = False,
+    seed: int = 0,
+    amp: bool = False,
+    compile: bool = False,
+    progress: bool | None = None,
+) -> History:
+    """In place: learn all rows of the alphas in one round; the base model is never touched.
+
+    Args:
+        wf: The filtered model.
+        train: Batches ``(images, labels)``, dicts or images alone (the base model's own answer then
+            chooses the row), iterable again for each epoch; or an ``InMemory`` set.
+        val: Held-out batches for early stopping, where the recipe asks for it.
+        recipe: ``"distill"``, ``"paper"``, ``"paper-vit"`` or a ``Recipe``.
+        epochs: Passes over ``train``; one if neither epochs nor steps is given.
+        steps: Steps in all, whatever the epochs.
+        device: Where to run; where the model is by default.
+        checkpoint: A file to write every ``checkpoint_every`` steps, and on Ctrl-C.
+        checkpoint_every: Steps between two checkpoints.
+        resume: Continue from ``checkpoint`` if it exists, to the same alphas bit for bit.
+        seed: Decides batches, rows and sets; one seed gives one result on one CPU.
+        amp: Run forwards in bfloat16 by autocast.
+        compile: Run forwards through ``torch.compile``.
+        progress: Show a progress bar; by default only on a terminal.
+
+    Returns:
+        The history. Alphas are those of the best validation if the recipe stops early, else the
+        last; with hard gates they end at exactly open or exactly closed.
+
+    Raises:
+        FloatingPointError: The loss was not finite; the alphas are those of the last good step.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
+        >>> data = InMemory(torch.randn(32, 4), torch.arange(32) % 3, batch_size=16)
+        >>> len(untrain(wf, data, steps=3).records)
+        3
+    """
+    run = Run(wf, train, val, get_recipe(recipe), seed)
+    run.plan(epochs, steps, device, amp, compile)
+    keeper = None if checkpoint is None else Keeper(Path(checkpoint), checkpoint_every)
+    if resume and keeper is not None:
+        keeper.restore(run)
+    try:
+        run.go(keeper, progress)
+    except KeyboardInterrupt:
+        run.history.stopped = f"interrupted at step {run.step}"
+        if keeper is not None:
+            keeper.store(run)
+    return run.finish()
+
+
+class Run:
+    """The state of one round of untraining."""
+
+    def __init__(
+        self,
+        wf: FilteredModel,
+        train: Batches | InMemory,
+        val: Batches | None,
+        recipe: Recipe,
+        seed: int,
+    ):
+        wf.refuse_inside_forgetting("untrain")
+        self.wf, self.train, self.val, self.recipe, self.seed = wf, train, val, recipe, seed
+        self.history = History(recipe.to_dict(), seed)
+        self.step = self.epoch = self.position = 0
+        self.best: Tensor | None = None
+        self.best_loss, self.bad = math.inf, 0
+        self.base_logits: dict[int, Tensor] = {}
+        started = dist.is_available() and dist.is_initialized()
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
+
+    def plan(
+        self,
+        epochs: int | None,
+        steps: int | None,
+        device: str | torch.device | None,
+        amp: bool,
+        compile: bool,
+    ) -> None:
+        """Set up what does not change during the run."""
+        for name, value in (("epochs", epochs), ("steps", steps)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        if device is not None:
+            self.wf.to(device)
+        self.device = self.wf.alphas.device
+        length = len(self.train) if isinstance(self.train, Sized) else None
+        if length == 0:
+            raise ValueError("train has no batches. Check the data and drop_last.")
+        self.length = length
+        self.epochs = epochs if epochs is not None else (None if steps else 1)
+        total = [steps] if steps else []
+        if self.epochs is not None and length is not None:
+            total.append(self.epochs * length)
+        self.total = min(total) if total else None
+        if self.total is None and self.recipe.schedule != "constant":
+            raise ValueError(
+                "train has no length, so a cosine schedule has no end. Pass steps=..., or a recipe "
+                "with schedule='constant'."
+            )
+        self.amp = amp
+        self._prepare_alphas()
+        self.forward = torch.compile(self.wf) if compile else self.wf
+        self.shares = not compile
+        self.optimiser = _optimiser(self.recipe, self.wf)
+
+    def _prepare_alphas(self) -> None:
+        """Pin shallow targets open, and start fresh hard gates close to their threshold."""
+        wf, recipe = self.wf, self.recipe
+        wf.hard = recipe.gates == "hard"
+        wf.sparse = recipe.set_share == 0 and wf.num_classes > 256
+        wf.alphas.requires_grad_(True)
+        names = [target.name for target in wf.targets]
+        count = max(1, math.ceil(recipe.depth * len(names)))
+        if recipe.depth < 1:
+            wf.pin_open(names[: len(names) - count])
+        if recipe.start is not None:
+            with torch.no_grad():
+                for name in names[len(names) - count :]:
+                    alpha = wf.alpha[name]
+                    if bool((alpha == alpha.flatten()[0]).all()):
+                        alpha.fill_(recipe.start)
+
+    # ---- the loop -----------------------------------------------------------------------------
+
+    def go(self, keeper: Keeper | None, progress: bool | None) -> None:
+        """Steps until the plan ends, the validation stops improving, or something breaks."""
+        began, before = time.perf_counter(), self.history.seconds
+        with ProgressBar(self.total, progress if self.rank == 0 else False) as bar:
+            while self.epochs is None or self.epoch < self.epochs:
+                seen = False
+                for batch in self._epoch():
+                    seen = True
+                    record = self._step(batch)
+                    self.history.seconds = record.seconds = before + time.perf_counter() - began
+                    bar.show(record)
+                    if self._validate(record):
+                        self.history.stopped = (
+                            f"no improvement in {self.recipe.patience} validations"
+                        )
+                        return
+                    if keeper is not None and self.rank == 0 and self.step % keeper.every == 0:
+                        keeper.store(self)
+                    if self.total is not None and self.step >= self.total:
+                        self.history.stopped = f"{self.step} steps"
+                        return
+                if not seen and self.position == 0:
+                    raise ValueError("train has no batches. Check the data and drop_last.")
+                self.epoch, self.position = self.epoch + 1, 0
+        self.history.stopped = f"{self.epoch} epochs"
+
+    def _epoch(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+        """Batches of the epoch from the current position: images, labels, indices."""
+        data = self.train
+        if isinstance(data, InMemory):
+            for number, index in enumerate(data.order(self.seed, self.epoch)):
+                if number >= self.position:
+                    self.position = number + 1
+                    yield data.images[index], _take(data.labels, index), index
+            return
+        torch.manual_seed(self.seed * 1_000_003 + self.epoch)  # loaders shuffle by the global RNG
+        for number, batch in enumerate(data):
+            if number >= self.position:
+                self.position = number + 1
+                images, labels = split_batch(batch)
+                yield images, labels, None
+
+    def _step(self, batch: tuple[Tensor, Tensor | None, Tensor | None]) -> Record:
+        images, labels, index = batch
+        generator = torch.Generator().manual_seed(self.seed * 7_919 + self.step)
+        if isinstance(self.train, InMemory) and self.train.augment is not None:
+            images, index = self.train.augment(images, generator), None
+        images = images.to(self.device)
+        base = self._base_logits(images, index)
+        rows = self._rows(labels, base, generator)
+        pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
+        pairs = pairs.share(self.rank, self.world)
+        before = self.wf.alphas.detach().clone() if not self.wf.sparse else None
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            logits = self._logits(images, pairs)
+        loss = _objective(self.recipe, self.wf, logits.float(), base, pairs, rows, labels)
+        self._refuse_bad_loss(loss)
+        self._set_learning_rate()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._average_gradients()
+        self.optimiser.step()
+        if before is not None and not bool(torch.isfinite(self.wf.alphas).all()):
+            with torch.no_grad():
+                self.wf.alphas.copy_(before)
+            raise FloatingPointError(self._advice("the alphas are no longer finite after"))
+        self.step += 1
+        return self._record(loss, logits.detach(), pairs, rows)
+
+    def _logits(self, images: Tensor, pairs: Pairs) -> Tensor:
+        forget = pairs.forget.to(self.device)
+        if self.shares and pairs.replicas > 1:
+            return self.wf.replicated(images, forget)  # type: ignore[no-any-return]
+        return self.forward(images[pairs.sample.to(self.device)], forget)  # type: ignore[no-any-return]
+
+    def _base_logits(self, images: Tensor, index: Tensor | None) -> Tensor:
+        """The base model's logits; kept per sample where the data stay the same."""
+        if index is not None and all(int(i) in self.base_logits for i in index):
+            return torch.stack([self.base_logits[int(i)] for i in index]).to(self.device)
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            logits = self.wf(images).float()
+        if index is not None:
+            self.base_logits.update(zip(index.tolist(), logits.cpu()))
+        return logits  # type: ignore[no-any-return]
+
+    def _rows(self, labels: Tensor | None, base: Tensor, generator: torch.Generator) -> Tensor:
+        """The class whose row a sample uses to forget itself, ``(batch,)`` on the CPU."""
+        classes = self.wf.num_classes
+        if labels is None:
+            if self.recipe.objective == "paper":
+                raise ValueError("the paper recipe needs labels: give batches (images, labels).")
+            return base.argmax(1).cpu()
+        if labels.ndim == 2:
+            chosen = torch.rand(labels.shape, generator=generator) * (labels.cpu() > 0)
+            if bool((chosen.amax(1) == 0).any()):
+                raise ValueError(
+                    "a multi-label sample has no label at all; leave such samples out."
+                )
+            return chosen.argmax(1)
+        labels = labels.cpu().long()
+        if bool(((labels < 0) | (labels >= classes)).any()):
+            bad = int(labels[(labels < 0) | (labels >= classes)][0])
+            raise ValueError(
+                f"label {bad} is outside 0..{classes - 1}: these filters were made for {classes} "
+                "classes."
+            )
+        return labels
+
+    def _average_gradients(self) -> None:
+        if self.world > 1:
+            gradient = self.wf.alphas.grad
+            assert gradient is not None
+            if gradient.is_sparse:
+                gradient = gradient.to_dense()
+            dist.all_reduce(gradient)
+            self.wf.alphas.grad = gradient / self.world
+
+    def _set_learning_rate(self) -> None:
+        rate = self.recipe.learning_rate
+        if self.recipe.schedule == "cosine" and self.total is not None:
+            rate *= 0.5 * (1 + math.cos(math.pi * self.step / self.total))
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
+    def _refuse_bad_loss(self, loss: Tensor) -> None:
+        if not bool(torch.isfinite(loss)):
+            raise FloatingPointError(self._advice(f"the loss is {float(loss.detach())} at"))
+
+    def _advice(self, what: str) -> str:
+        return (
+            f"{what} step {self.step} (epoch {self.epoch}, batch {self.position - 1}). The alphas "
+            "of the step before are kept. Look at that batch for NaN, or lower the learning rate: "
+            "dataclasses.replace(recipe, learning_rate=...)."
+        )
+
+    def _record(self, loss: Tensor, logits: Tensor, pairs: Pairs, rows: Tensor) -> Record:
+        right = (logits.argmax(1).cpu() == rows[pairs.sample]).float()
+        own = pairs.own
+        record = Record(
+            self.step,
+            self.epoch,
+            0.0,
+            float(loss.detach()),
+            float(right[~own].mean()) if bool((~own).any()) else math.nan,
+            float(right[own].mean()) if bool(own.any()) else math.nan,
+            math.nan if self.wf.sparse else float((self.wf.alphas <= 0).float().mean()),
+        )
+        self.history.records.append(record)
+        return record
+
+    # ---- validation ---------------------------------------------------------------------------
+
+    def _validate(self, record: Record) -> bool:
+        """Now and then the validation loss; True when it has stopped improving."""
+        recipe = self.recipe
+        if self.val is None or not recipe.patience:
+            return False
+        every = max(1, (self.length or 100) // recipe.evaluations)
+        if self.step % every:
+            return False
+        record.validation = loss = self._validation_loss()
+        if loss < self.best_loss:
+            self.best_loss, self.bad, self.best = loss, 0, self.wf.alphas.detach().clone()
+        else:
+            self.bad += 1
+        return self.bad >= recipe.patience
+
+    @torch.no_grad()
+    def _validation_loss(self) -> float:
+        assert self.val is not None
+        generator = torch.Generator().manual_seed(self.seed)
+        values = []
+        for batch in self.val:
+            images, labels = split_batch(batch)
+            images = images.to(self.device)
+            base = self.wf(images)
+            rows = self._rows(labels, base, generator)
+            if len(rows) < 2:
+                continue
+            pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
+            logits = self.wf(images[pairs.sample.to(self.device)], pairs.forget.to(self.device))
+            values.append(
+                float(_objective(self.recipe, self.wf, logits, base, pairs, rows, labels))
+            )
+        if not values:
+            raise ValueError("val has no batches. Check the data.")
+        return sum(values) / len(values)
+
+    def finish(self) -> History:
+        """Best alphas back, hard gates made exact."""
+        wf = self.wf
+        with torch.no_grad():
+            if self.best is not None:
+                wf.alphas.copy_(self.best)
+            done = not self.history.stopped.startswith("interrupted")
+            if wf.hard and done:
+                wf.alphas.copy_(torch.where(wf.alphas > 0, HARD, -HARD))
+                wf.hard = False
+        return self.history
+
+
+# ---- pieces of a step -------------------------------------------------------------------------
+
+
+def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
+    """Images and labels of a batch: a tensor, a pair, or a dict with the usual keys.
+
+    Example:
+        >>> split_batch({"pixel_values": torch.zeros(2, 3), "labels": torch.tensor([0, 1])})[1]
+        tensor([0, 1])
+    """
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, dict):
+        images = _first(batch, "image", "images", "pixel_values", "x", "input")
+        labels = _first(batch, "label", "labels", "target", "targets", "y")
+        if images is not None:
+            return images, labels
+    elif isinstance(batch, Sequence) and batch and isinstance(batch[0], Tensor):
+        return batch[0], batch[1] if len(batch) > 1 else None
+    raise TypeError(
+        f"a batch of type {type(batch).__name__} is not understood. Give (images, labels), images "
+        "alone, or a dict with 'image' and 'label'."
+    )
+
+
+def _first(batch: dict[str, Any], *names: str) -> Any:
+    return next((batch[name] for name in names if name in batch), None)
+
+
+def _take(labels: Tensor | None, index: Tensor) -> Tensor | None:
+    return None if labels is None else labels[index]
+
+
+def _pairs(recipe: Recipe, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
+    if num_classes < 2:
+        raise ValueError("untraining needs at least 2 classes: with 1 there is nothing to retain.")
+    make = paper_pairs if recipe.objective == "paper" else distill_pairs
+    return make(rows, num_classes, recipe, generator)
+
+
+def _objective(
+    recipe: Recipe,
+    wf: FilteredModel,
+    logits: Tensor,
+    base: Tensor,
+    pairs: Pairs,
+    rows: Tensor,
+    labels: Tensor | None,
+) -> Tensor:
+    """The recipe's loss over the pairs of a step."""
+    sample, forget = pairs.sample.to(logits.device), pairs.forget.to(logits.device)
+    many = labels is not None and labels.ndim == 2
+    loss = logits.new_zeros(())
+    if recipe.objective == "distill":
+        match = losses.binary_distillation if many else losses.distillation
+        loss = recipe.lambda_retain * match(logits, base[sample], forget)
+        if recipe.lambda_forget and not many:
+            loss = loss + recipe.lambda_forget * losses.margin(logits, forget, recipe.margin)
+    else:
+        truth = rows.to(logits.device)[sample]
+        own = pairs.own.to(logits.device)
+        if bool((~own).any()):
+            retain = F.cross_entropy(logits[~own], truth[~own])
+            loss = loss + recipe.lambda_retain * retain
+        if bool(own.any()):
+            away = losses.reciprocal(logits[own], truth[own], recipe.epsilon)
+            loss = loss + recipe.lambda_forget * away
+    if recipe.lambda_alpha:
+        rows_used = torch.unique(forget) if wf.sparse else slice(None)
+        alphas = [alpha[rows_used] for alpha in wf.alpha.values()]
+        closed = losses.closedness(alphas, recipe.regulariser == "layer")
+        loss = loss + recipe.lambda_alpha * closed
+    return loss
+
+
+def _optimiser(recipe: Recipe, wf: FilteredModel) -> torch.optim.Optimizer:
+    parameters = wf.trainable_parameters()
+    if recipe.optimiser == "row_adam":
+        return RowAdam(parameters, recipe.learning_rate)
+    if recipe.optimiser == "adam":
+        adam = torch.optim.SparseAdam if wf.sparse else torch.optim.Adam
+        return adam(parameters, recipe.learning_rate)
+    return torch.optim.SGD(parameters, recipe.learning_rate)
