@@ -41,6 +41,7 @@ def main() -> None:
     if weights.exists():
         print(f"{weights} exists: nothing to do. Delete it to train again.")
         return
+    code = commit()  # now: by the end of the run the repository may have moved on
     torch.manual_seed(args.seed)
     facts = vars(zoo.input_facts(f"wfilter:{args.model}"))
     train, test = (data.load(args.data, split, args.root, **facts) for split in ("train", "test"))
@@ -49,7 +50,7 @@ def main() -> None:
     model = zoo.create(args.model, train.num_classes).to(memory_format=torch.channels_last)
     seconds = fit(model, train, test, args, stem.with_name(f"{stem.name}.checkpoint.pt"))
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, weights)
-    line = describe(args, *count_hits(model, test), seconds)
+    line = describe(args, *count_hits(model, test), seconds, code)
     with (args.out / "originals.jsonl").open("a") as log:
         log.write(json.dumps(line) + "\n")
     print(json.dumps(line))
@@ -183,7 +184,7 @@ def save(
 
 
 def describe(
-    args: argparse.Namespace, right: Tensor, seen: Tensor, seconds: float
+    args: argparse.Namespace, right: Tensor, seen: Tensor, seconds: float, code: str
 ) -> dict[str, Any]:
     per_class = (100 * right / seen.clamp(min=1)).tolist()
     return {
@@ -196,7 +197,7 @@ def describe(
         "settings": plain(vars(args)),
         "command": " ".join(["python", *sys.argv]),
         "seed": args.seed,
-        "commit": commit(),
+        "commit": code,
         "environment": {
             "python": platform.python_version(),
             "torch": torch.__version__,
