@@ -121,15 +121,13 @@ def one_set(
 ) -> Tensor | None:
     """The bool vector ``(num_classes,)`` of one class or set; ``None`` for anything per sample."""
     if isinstance(forget, Tensor):
-        if forget.dtype != torch.bool or forget.ndim != 1 or len(forget) != num_classes:
-            return None
-        return forget.to(device)
-    if isinstance(forget, (bool, float)) or not isinstance(forget, (int, str, set, frozenset)):
+        return None
+    members = forget if isinstance(forget, (set, frozenset)) else [forget]
+    if any(isinstance(m, bool) or not isinstance(m, (int, str)) for m in members):
         raise TypeError(
             f"forget={forget!r} is not understood. Pass one class (int or name), a set of classes "
             "such as {1, 2}, int64 labels (batch,) or a bool matrix (batch, num_classes)."
         )
-    members = forget if isinstance(forget, (set, frozenset)) else {forget}
     rows = [class_index(member, num_classes, class_names) for member in members]
     chosen = torch.zeros(num_classes, dtype=torch.bool, device=device)
     chosen[rows] = True

@@ -11,7 +11,7 @@ from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from wfilter import gates as _gates
 from wfilter import surgery
@@ -122,7 +122,8 @@ class FilteredModel(nn.Module):
             if self._compiled is None:
                 return self.base(x)  # parametrized by the scope
             row = self._scope.rows[-1] if self._scope else None
-            forget = row if row is not None else -torch.ones(len(x), dtype=torch.int64)
+            nothing = torch.zeros(self.num_classes, dtype=torch.bool)
+            forget = (nothing if row is None else row).expand(len(x), -1)
         with self._suspended() if self._scope is not None else nullcontext():
             self._check_values(forget)
             if self._needs_probe(x):
@@ -186,26 +187,24 @@ class FilteredModel(nn.Module):
         ``gates`` is ``(total_units,)``, one row for all of ``x``, or ``(batch, total_units)``.
         """
         findings = self._findings_for(x)
-        gated = {}
+        weights = {}
         if any(finding.by == "weight" for finding in findings):
             by_target = ByTarget(self.targets, gates)
             for index, (target, finding) in enumerate(zip(self.targets, findings)):
                 if finding.by == "weight" and index not in self._pinned:
                     weight = parameter_of(self.base, target)
-                    product = weight * target.spread(by_target[target.name]).to(weight.dtype)
-                    gated.update({self._key(owner): product for owner in target.owners})
+                    gate = target.spread(by_target[target.name]).to(weight.dtype)
+                    weights[id(weight)] = index, weight * gate
         sites = make_sites(self.base, self.targets, findings, self._pinned)
-        with GateMode(sites, gates, replicas):
-            if not gated:
-                return self.base(x)
-            return functional_call(self.base, gated, (x,), tie_weights=False)
-
-    def _key(self, owner: tuple[str, str]) -> str:
-        """The name ``functional_call`` knows a tensor by, also while it is parametrized."""
-        path, name = owner
-        if self._scope is not None:
-            name = f"parametrizations.{name}.original"
-        return f"{path}.{name}" if path else name
+        with GateMode(sites, gates, weights, replicas) as mode:
+            output = self.base(x)
+        if not torch.compiler.is_compiling() and mode.idle():
+            raise RuntimeError(
+                f"{self.targets[mode.idle()[0]].name} was not gated in this forward, though the "
+                "probe saw it used. If a part of the model was compiled or replaced after "
+                "apply_weight_filtering, undo that; to compile, call wf.compile()."
+            )
+        return output
 
     def _findings_for(self, x: Tensor) -> tuple[Finding, ...]:
         return self._probed.get(tuple(x.shape[1:]), self._findings)

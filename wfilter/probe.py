@@ -7,6 +7,7 @@ output per sample is provably the same as scaling its weight, *exact* otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,8 @@ from wfilter.gates import slices
 from wfilter.rules import Layout, MarkMode, ProbeMode, Site, possible_layouts
 from wfilter.targets import CONVOLUTIONS, Target, is_standardised
 
-PROBE_BATCH = 3
+# Prime, so that few axes divide by it; sample 1 is not in its middle, so that a flip shows.
+PROBE_BATCH = 5
 
 
 @dataclass(frozen=True)
@@ -116,18 +118,35 @@ def probe(
         targets: What to look for.
         example: One sample ``(1, ...)`` or more; only shape, dtype and device matter.
     """
+    if not example.is_floating_point():
+        raise TypeError(
+            f"the model's input has dtype {str(example.dtype).removeprefix('torch.')}. Weight "
+            "filtering needs a floating-point input, in which one sample can be marked with NaN."
+        )
     shape = (PROBE_BATCH, *example.shape[1:])
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(shape, generator=generator).to(example.device, example.dtype)
     clean, images[1] = images.clone(), float("nan")
     whole = {id(parameter_of(model, t)): Site(i, 0, 0) for i, t in enumerate(targets)}
     mode = ProbeMode({**whole, **make_sites(model, targets)}, PROBE_BATCH)
-    with mode:
-        output = model(images)
-    for index in range(len(targets)):
-        _look_downstream(model, clean, mode, index)
+    with _buffers_kept(model):
+        with mode:
+            output = model(images)
+        for index in range(len(targets)):
+            _look_downstream(model, clean, mode, index)
     findings = [_judge(t, mode, i) for i, t in enumerate(targets)]
     return tuple(findings), output
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what a forward writes into buffers: the marked sample must not stay in them."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 def _look_downstream(model: nn.Module, clean: Tensor, mode: ProbeMode, index: int) -> None:
@@ -143,7 +162,7 @@ def _look_downstream(model: nn.Module, clean: Tensor, mode: ProbeMode, index: in
         with MarkMode(mode.sites, index, layout, PROBE_BATCH):
             logits = model(clean)
         marked = logits.isnan().flatten(1).any(1).tolist() if isinstance(logits, Tensor) else []
-        if marked == [False, True, False]:
+        if marked == [sample == 1 for sample in range(PROBE_BATCH)]:
             use.layouts = {layout}
             return
 

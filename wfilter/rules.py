@@ -84,13 +84,15 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
     """
     query, key, value, _, heads, weight, bias = args[:7]
     out_weight, out_bias = args[11], args[12]
-    if all(mode.site(p) is None for p in (weight, bias, out_weight, out_bias)):
+    parameters = [*args[5:], *kwargs.values()]  # also those of keys and values of other widths
+    tensors = [p for p in (query, *parameters) if isinstance(p, Tensor)]
+    if all(mode.site(p) is None for p in tensors) and not any(map(_is_batched, tensors)):
         return function(*args, **kwargs)
     masks = kwargs.get("attn_mask"), kwargs.get("key_padding_mask"), args[7], args[8]
     unusual = query is not key or key is not value or query.ndim != 3 or args[9]
     dropout = kwargs.get("training", True) and args[10] > 0
     if unusual or dropout or any(m is not None for m in masks) or len(args) > 13:
-        mode.unknown_use(function, (weight, bias, out_weight, out_bias))
+        mode.unknown_use(function, parameters)
         return function(*args, **kwargs)
     linear = RULES[F.linear]
     length, batch, width = query.shape
@@ -103,9 +105,31 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
         mixed = weights @ v
         weights = weights.mean(1) if kwargs.get("average_attn_weights", True) else weights
     else:
-        mixed = F.scaled_dot_product_attention(q, k, v)
+        mixed = attention_core(mode, F.scaled_dot_product_attention, (q, k, v), {})
     mixed = mixed.permute(2, 0, 1, 3).reshape(length, batch, width)
     return linear(mode, F.linear, (mixed, out_weight, out_bias), {}), weights
+
+
+def attention_core(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
+    """Attention written out where vmap has no batching rule for the CPU's fused kernel."""
+    query = args[0] if args else kwargs["query"]
+    if query.device.type != "cpu" or not _is_batched(query):
+        return function(*args, **kwargs)
+    return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """Whether vmap has a hand on it."""
+    return torch._C._functorch.is_batchedtensor(tensor)
+
+
+def norm_over_last_axes(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
+    """Layer and RMS norm: linear in a weight on one axis; on several there is no rule."""
+    if len(args[1]) == 1:
+        bias = (3, "bias") if function is F.layer_norm else None
+        return LinearInWeight((2, "weight"), bias, -1)(mode, function, args, kwargs)
+    mode.unknown_use(function, [*args, *kwargs.values()])
+    return function(*args, **kwargs)
 
 
 RULES: dict[Function, Rule] = {
@@ -117,11 +141,12 @@ RULES: dict[Function, Rule] = {
     torch.conv_transpose1d: LinearInWeight((1, "weight"), (2, "bias"), -2),
     torch.conv_transpose2d: LinearInWeight((1, "weight"), (2, "bias"), -3),
     torch.conv_transpose3d: LinearInWeight((1, "weight"), (2, "bias"), -4),
-    F.layer_norm: LinearInWeight((2, "weight"), (3, "bias"), -1),
-    F.rms_norm: LinearInWeight((2, "weight"), None, -1),
+    F.layer_norm: norm_over_last_axes,
+    F.rms_norm: norm_over_last_axes,
     F.group_norm: LinearInWeight((2, "weight"), (3, "bias"), 1),
     F.batch_norm: LinearInWeight((3, "weight"), (4, "bias"), 1),
     F.multi_head_attention_forward: self_attention,
+    F.scaled_dot_product_attention: attention_core,
 }
 
 
@@ -207,12 +232,62 @@ class InterceptMode(TorchFunctionMode):
 
 
 class GateMode(InterceptMode):
-    """Scale outputs by gates ``(batch, total_units)``, or ``(total_units,)``: one row for all."""
+    """Scale outputs by gates ``(batch, total_units)``, or ``(total_units,)``: one row for all.
 
-    def __init__(self, sites: dict[int, Site], gates: Tensor, replicas: int = 1):
+    ``weights`` are targets that no rule covers, as index and gated tensor, by the identity of the
+    original: every function gets them in its place. The model itself is not touched, so threads can
+    share it.
+    """
+
+    def __init__(
+        self,
+        sites: dict[int, Site],
+        gates: Tensor,
+        weights: dict[int, tuple[int, Tensor]] | None = None,
+        replicas: int = 1,
+    ):
         super().__init__(sites)
         self.gates = gates
+        self.weights = weights or {}
         self.replicas = replicas
+        self.acted: set[int] = set()
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self.weights:
+            args = tuple(self._gated(value) for value in args)
+            kwargs = {key: self._gated(value) for key, value in (kwargs or {}).items()}
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _gated(self, value: Any) -> Any:
+        """An argument, or what stands in for it when it is an original."""
+        if isinstance(value, (list, tuple)):
+            items = [self._gated(item) for item in value]
+            unchanged = all(new is old for new, old in zip(items, value))
+            return value if unchanged else tuple(items) if isinstance(value, tuple) else items
+        if not isinstance(value, Tensor) or id(value) not in self.weights:
+            return value
+        index, weight = self.weights[id(value)]
+        self._note(index)
+        return weight
+
+    def _note(self, index: int) -> None:
+        """Remember that a target was gated; refuse where its gradient would get lost."""
+        if not torch.compiler.is_compiling():
+            self.acted.add(index)
+        if self.gates.requires_grad and not torch.is_grad_enabled():
+            raise RuntimeError(
+                "a filtered layer runs without gradients inside a forward that needs them, as "
+                "gradient checkpointing with use_reentrant=True does: its alphas would get none. "
+                "Turn that off, or call the model under torch.no_grad()."
+            )
+
+    def idle(self) -> list[int]:
+        """Indices of the targets that nothing has used so far."""
+        known = [site.index for site in self.sites.values()]
+        known += [index for index, _ in self.weights.values()]
+        return [index for index in known if index not in self.acted]
 
     def gate(
         self,
@@ -223,6 +298,9 @@ class GateMode(InterceptMode):
         bias_site: Site | None,
     ) -> Tensor:
         """``gate_w * output + gate_b * bias``, each sample with its own gates."""
+        for found in (site, bias_site):
+            if found is not None:
+                self._note(found.index)
         layout = None
         if self.gates.ndim == 2:
             layout = (site or bias_site).layout  # type: ignore[union-attr]

@@ -343,7 +343,7 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
 
     if isinstance(model, FilteredModel):
         model = model.base
-    mark = getattr(model, _MARK, None)
+    mark = next((getattr(m, _MARK) for m in model.modules() if is_marked(m)), None)
     if mark is not None:
         raise RuntimeError(
             f"{mark.first_target} already has a filter. Call remove_weight_filtering(model) to "

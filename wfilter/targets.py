@@ -101,9 +101,14 @@ def _target(
     granularity: str,
 ) -> Target:
     shape = tuple(parameter.shape)
+    module, tensor = model.get_submodule(owners[0][0]), owners[0][1]
+    if is_standardised(module) and tensor == "weight" and granularity == "element":
+        raise ValueError(
+            f"{name} is standardised before use, where a gate per element has no meaning of its "
+            "own. Use granularity='out', or exclude it."
+        )
     if granularity == "element" or not shape:
         return Target(name, shape, parameter.numel(), None, owners)
-    module, tensor = model.get_submodule(owners[0][0]), owners[0][1]
     if is_standardised(module) and tensor not in ("weight", "bias"):
         raise ValueError(
             f"{name} rescales a standardised weight and cannot be filtered; filter the weight, "
@@ -179,7 +184,7 @@ def _automatic(
             if tensor.startswith(("in_proj", "q_proj", "k_proj", "v_proj")):
                 attention.add(name)
         elif tensor not in ("weight", "bias"):
-            continue
+            _refuse_derived_weight(model, path, name)
         elif isinstance(module, (nn.Linear, *CONVOLUTIONS)) and _is_projection(path):
             attention.add(name)
         elif isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
@@ -195,6 +200,19 @@ def _automatic(
     )
     weights = sum(parameters[n].ndim > 1 for n in convolution)
     return convolution | body if few and weights <= 2 else convolution
+
+
+def _refuse_derived_weight(model: nn.Module, path: str, name: str) -> None:
+    """Stop where "auto" would pass over a kernel because it is made from other parameters."""
+    owner = path.split(".parametrizations.")[0]
+    module = model.get_submodule(owner)
+    kernels = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+    if isinstance(module, kernels) and "weight" not in module._parameters:
+        raise ValueError(
+            f"{owner}.weight is computed from {name} and others (weight norm, spectral norm, "
+            "pruning), and 'auto' cannot choose among them. Name them in targets, or make the "
+            "weight plain first, e.g. torch.nn.utils.parametrize.remove_parametrizations."
+        )
 
 
 def _is_projection(path: str) -> bool:
