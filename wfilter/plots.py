@@ -1,0 +1,442 @@
+"""Pictures of what `wfilter.explain` measures. Every function writes one file and returns its path.
+
+The suffix chooses the format. PNG has a white ground; SVG has none and keeps its text as text, so
+that a page can show it in light and dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from wfilter.explain import ClassCurves, Graph, class_order, clusters, mean_curve
+
+if TYPE_CHECKING:
+    from wfilter.history import History
+
+INK = "#24292f"  # text and axes; a page replaces it by its own text colour
+BLUE, ORANGE, GREY = "#0f7ac2", "#d95f02", "#8a8f98"
+# Ten colours that differ in hue and lightness and show on white and on near-black.
+PALETTE = (
+    *("#3b7dd8", "#e07b00", "#2e9e4f", "#d1453b", "#9467bd"),
+    *("#a0714f", "#e377c2", "#7f8790", "#a8a800", "#17a5b8"),
+)
+WIDTH = 4.7  # inches, 450 pixels: text stays readable on a telephone
+MANY = 30  # classes beyond this are labelled smaller and coloured by cluster
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "font.family": "sans-serif",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "wfilter",
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "axes.titlesize": 12,
+}
+
+
+def history_plot(history: History, path: str | Path) -> Path:
+    """Loss, accuracies and the share of closed gates against steps.
+
+    Example:
+        >>> import tempfile
+        >>> from wfilter.history import History, Record
+        >>> records = [Record(i, 0, 0.0, 1 / i, 0.9, 0.1, 0.05) for i in (1, 2, 3)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     history_plot(History({"name": "distill"}, 0, records), f"{folder}/a.png").name
+        'a.png'
+    """
+    records = history.records
+    if not records:
+        raise ValueError("the history has no records: untrain for a step or more before plotting.")
+    steps = [record.step for record in records]
+    with _figure(path, WIDTH, 4.6, rows=2, sharex=True) as (_, (loss, shares)):
+        loss.plot(steps, [record.loss for record in records], color=BLUE, label="loss")
+        checked = [r for r in records if r.validation is not None]
+        if checked:
+            values = [r.validation for r in checked]
+            loss.plot([r.step for r in checked], values, "o-", color=ORANGE, label="validation")
+        loss.set_ylabel("loss")
+        loss.legend(loc="upper right")
+        for name, label, colour in (
+            ("retain_accuracy", "retain accuracy", PALETTE[2]),
+            ("forget_accuracy", "forget accuracy", PALETTE[3]),
+            ("closed", "closed gates", GREY),
+        ):
+            shares.plot(steps, [getattr(r, name) for r in records], color=colour, label=label)
+        shares.set(xlabel="step", ylabel="share", ylim=(-0.03, 1.03))
+        _legend_below(shares, 3)
+    return Path(path)
+
+
+def graph_plot(
+    graph: Graph, path: str | Path, names: Sequence[str], groups: Tensor | None = None
+) -> Path:
+    """The bipartite graph of classes and the units they share in one layer.
+
+    Args:
+        graph: As `explain.class_unit_graph` makes it.
+        path: Where to write.
+        names: A name for each class.
+        groups: Class similarity; with more than ten classes they are coloured by its clusters.
+
+    Example:
+        >>> import tempfile
+        >>> graph = Graph("conv.weight", (0, 1), (7,), ((0, 7), (1, 7)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     graph_plot(graph, f"{folder}/a.svg", ["cat", "dog"]).name
+        'a.svg'
+    """
+    colours, many = _class_colours(len(names), groups), len(graph.classes) > MANY
+    size = 8 if many else 11
+    rows = max(len(graph.classes), len(graph.units), 4)
+    with _figure(path, WIDTH, 0.8 + rows * (0.135 if many else 0.24)) as (_, axes):
+        left = _places(graph.classes)
+        right = _places(graph.units)
+        for row, unit in graph.edges:
+            axes.plot((0, 1), (left[row], right[unit]), color=colours[row], lw=1.2, alpha=0.75)
+        for row, y in left.items():
+            axes.plot(0, y, "o", ms=5, color=colours[row])
+            axes.text(
+                -0.03, y, _short(names[row]), ha="right", va="center", size=size, color=colours[row]
+            )
+        for unit, y in right.items():
+            axes.plot(1, y, "s", ms=4, color=INK)
+            axes.text(1.03, y, str(unit), va="center", size=min(size, 9))
+        axes.set(xlim=(-0.45, 1.2), ylim=(1.03, -0.06))
+        axes.axis("off")
+        axes.set_title(graph.layer.removesuffix(".weight"), loc="left")
+        axes.text(-0.03, -0.02, "class", ha="right", style="italic", size=size)
+        axes.text(1.03, -0.02, "unit", style="italic", size=size)
+        if not graph.edges:
+            axes.text(0.5, 0.5, "no unit is shared", ha="center")
+        if len(names) > len(PALETTE):
+            _cluster_legend(axes, colours)
+    return Path(path)
+
+
+def heat_map(
+    gates: Tensor, path: str | Path, names: Sequence[str], *, layer: str = "", most: int = 80
+) -> Path:
+    """Gates of a layer, classes by units: the units that are closed most, grouped by class.
+
+    Args:
+        gates: ``(num_classes, units)`` in 0..1.
+        path: Where to write.
+        names: A name for each class.
+        layer: For the title.
+        most: Units to show.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     heat_map(torch.rand(3, 8), f"{folder}/a.png", ["cat", "dog", "ship"]).name
+        'a.png'
+    """
+    kept = (1 - gates).sum(0).argsort(descending=True, stable=True)[:most]
+    middle = (1 - gates[:, kept]) * torch.arange(len(gates))[:, None]
+    centre = middle.sum(0) / (1 - gates[:, kept]).sum(0).clamp_min(1e-9)
+    order = kept[centre.argsort(stable=True)]
+    with _figure(path, WIDTH, _height(len(names))) as (figure, axes):
+        image = axes.imshow(
+            gates[:, order].numpy(), aspect="auto", cmap="cividis", vmin=0, vmax=1,
+            interpolation="nearest",
+        )  # fmt: skip
+        _class_ticks(axes.yaxis, names)
+        axes.set_xticks([])
+        axes.set_xlabel(f"{len(order)} of {gates.shape[1]} units, the most closed")
+        axes.set_title(layer.removesuffix(".weight"), loc="left")
+        bar = figure.colorbar(image, ax=axes, ticks=(0, 0.5, 1), shrink=0.9)
+        bar.set_ticklabels(["0 closed", "0.5", "1 open"])
+    return Path(path)
+
+
+def similarity_plot(
+    similarity: Tensor, path: str | Path, names: Sequence[str], *, title: str = "overlap of gates"
+) -> Path:
+    """A class-by-class matrix, similar classes next to each other; the diagonal is left out.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     similarity_plot(torch.eye(3), f"{folder}/a.png", ["cat", "dog", "ship"]).name
+        'a.png'
+    """
+    order = class_order(similarity)
+    shown = similarity.double().clone().fill_diagonal_(float("nan"))[order][:, order]
+    side = max(WIDTH, 2.2 + 0.115 * len(names))
+    with _figure(path, side, 0.85 * side) as (figure, axes):
+        image = axes.imshow(shown.numpy(), cmap="viridis", interpolation="nearest")
+        ordered = [names[row] for row in order]
+        _class_ticks(axes.yaxis, ordered)
+        _class_ticks(axes.xaxis, ordered)
+        axes.tick_params(axis="x", rotation=90)
+        axes.set_title(title, loc="left")
+        figure.colorbar(image, ax=axes, shrink=0.8, label="brighter is more alike")
+    return Path(path)
+
+
+def curves_plot(curves: Mapping[int, ClassCurves], path: str | Path, *, title: str = "") -> Path:
+    """Insertion and deletion: the mean over classes, each class thinly, and the random control.
+
+    Example:
+        >>> import tempfile
+        >>> from wfilter.metrics import Curve
+        >>> up, down = Curve((0.0, 1.0), (0.0, 1.0)), Curve((0.0, 1.0), (1.0, 0.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     curves_plot({0: ClassCurves(up, down, up, down)}, f"{folder}/a.png").name
+        'a.png'
+    """
+    with _figure(path, WIDTH, 6.0, rows=2, sharex=True, sharey=True) as (_, pair):
+        for axes, kind, verb in zip(pair, ("insertion", "deletion"), ("opened", "closed")):
+            for name, colour, label in (
+                (kind, BLUE, "most closed gate first"),
+                (f"random_{kind}", GREY, "random order"),
+            ):
+                each = [getattr(of_class, name) for of_class in curves.values()]
+                for curve in each if len(each) > 1 else ():
+                    axes.plot(curve.shares, curve.values, color=colour, lw=0.7, alpha=0.35)
+                mean = mean_curve(each)
+                text = f"{label}: area {mean.auc:.3f}"
+                axes.plot(mean.shares, mean.values, color=colour, lw=2.4, label=text)
+            axes.set_ylabel("relative confidence")
+            axes.legend(
+                title=f"{kind}: units {verb}", title_fontsize=12, alignment="left",
+                loc="lower left", bbox_to_anchor=(-0.02, 1.0), borderpad=0,
+            )  # fmt: skip
+        pair[1].set_xlabel(f"share of the units of every layer{', ' + title if title else ''}")
+        pair[0].set_ylim(-0.05, 1.15)
+    return Path(path)
+
+
+def depth_plot(closed: Mapping[str, Tensor], path: str | Path) -> Path:
+    """Which layers do the forgetting: share of closed gates by depth, mean and range over classes.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     depth_plot({"conv.weight": torch.tensor([0.1, 0.3])}, f"{folder}/a.png").name
+        'a.png'
+    """
+    values = torch.stack([shares.float() for shares in closed.values()])  # (layers, classes)
+    mean, places = values.mean(1), range(len(values))
+    spread = torch.stack([mean - values.amin(1), values.amax(1) - mean]).clamp_min(0)
+    with _figure(path, WIDTH, 1.2 + 0.22 * len(values)) as (_, axes):
+        axes.barh(
+            places, (100 * mean).tolist(), color=BLUE, xerr=(100 * spread).tolist(), height=0.7,
+            error_kw={"ecolor": ORANGE, "lw": 1.6},
+        )  # fmt: skip
+        axes.set_yticks(list(places), [name.removesuffix(".weight") for name in closed], size=9)
+        axes.set_ylim(len(values) - 0.4, -0.6)
+        axes.set_xlabel("closed gates in %")
+        axes.set_title("bar: mean over classes; line: least to most", size=10, loc="right")
+    return Path(path)
+
+
+def closed_plot(closed: Tensor, path: str | Path, names: Sequence[str]) -> Path:
+    """How many gates each class closes.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     closed_plot(torch.tensor([3, 5]), f"{folder}/a.png", ["cat", "dog"]).name
+        'a.png'
+    """
+    size = 8 if len(names) > MANY else 10
+    with _figure(path, WIDTH, _height(len(names))) as (_, axes):
+        bars = axes.barh(range(len(names)), closed.tolist(), color=BLUE, height=0.7)
+        axes.bar_label(bars, padding=3, size=size, color=INK)
+        _class_ticks(axes.yaxis, names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.margins(x=0.12)
+        axes.set_xlabel("closed gates")
+    return Path(path)
+
+
+def exactness_plot(distance: Tensor, path: str | Path) -> Path:
+    """How far gates are from exactly 0 or 1: a histogram of `explain.distance_from_exact`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     exactness_plot(torch.rand(4, 9) / 2, f"{folder}/a.png").name
+        'a.png'
+    """
+    values, exact = distance.flatten(), float((distance == 0).float().mean())
+    counts = torch.histc(values, 25, 0.0, 0.5) / max(1, values.numel())
+    with _figure(path, WIDTH, 2.6) as (_, axes):
+        axes.bar(
+            [0.02 * i + 0.01 for i in range(25)], (100 * counts).tolist(), width=0.017, color=BLUE
+        )
+        axes.set(xlabel="distance of a gate from 0 or 1, the nearer", ylabel="gates in %")
+        axes.set_title(f"{exact:.1%} of gates are exact", loc="left")
+    return Path(path)
+
+
+def heads_plot(usage: Mapping[str, Tensor], path: str | Path, row: int, *, title: str = "") -> Path:
+    """Which attention heads a class closes: blocks by heads, for q, k and v side by side.
+
+    Args:
+        usage: As `explain.head_usage` gives it; only joint projections (three parts) are drawn.
+        path: Where to write.
+        row: The class.
+        title: Shown above.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     heads_plot({"qkv.weight": torch.rand(2, 3, 4)}, f"{folder}/a.png", 0).name
+        'a.png'
+    """
+    joint = {n: u[row] for n, u in usage.items() if u.shape[1] == 3 and n.endswith("weight")}
+    if not joint:
+        raise ValueError("no joint q/k/v projection among the targets: there is nothing to draw.")
+    shown = torch.stack(list(joint.values()))  # (blocks, 3, heads)
+    top = max(float(torch.stack([u[:, :, :].max() for u in usage.values()]).max()), 1e-6)
+    with _figure(path, WIDTH, 1.4 + 0.24 * len(shown), columns=3, sharey=True) as (figure, parts):
+        for axes, name, values in zip(parts, "qkv", shown.unbind(1)):
+            image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=top)
+            axes.set_xticks(range(values.shape[1]))
+            axes.set(title=name, xlabel="head")
+        parts[0].set_yticks(range(len(shown)), [n.split(".attn")[0] for n in joint], size=9)
+        figure.colorbar(image, ax=list(parts), label="mean of 1 - gate")
+        figure.suptitle(title, x=0.02, ha="left", size=12)
+    return Path(path)
+
+
+def routing_plot(routing: Tensor, path: str | Path, names: Sequence[str], forget: int) -> Path:
+    """Where the images of a forgotten class go: the share predicted as each class, up to ten.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = f"{folder}/a.png"
+        ...     routing_plot(torch.tensor([0.0, 1.0]), path, ["cat", "dog"], 0).name
+        'a.png'
+    """
+    order = [r for r in routing.argsort(descending=True, stable=True)[:10].tolist() if routing[r]]
+    with _figure(path, WIDTH, 0.9 + 0.3 * len(order)) as (_, axes):
+        colours = [ORANGE if row == forget else BLUE for row in order]
+        bars = axes.barh(
+            range(len(order)), (100 * routing[order]).tolist(), color=colours, height=0.7
+        )
+        axes.bar_label(bars, fmt="%.0f %%", padding=3, color=INK)
+        _class_ticks(axes.yaxis, [names[row] for row in order])
+        axes.set_ylim(len(order) - 0.4, -0.6)
+        axes.set(xlim=(0, 112), xticks=(0, 25, 50, 75, 100), xlabel="images in %")
+    return Path(path)
+
+
+def pictures(
+    images: Tensor, path: str | Path, captions: Sequence[str], *, columns: int = 6
+) -> Path:
+    """Images side by side with captions below.
+
+    Args:
+        images: ``(count, channels, height, width)`` in 0..1.
+        path: Where to write.
+        captions: One for each image.
+        columns: Images in a line.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pictures(torch.rand(2, 3, 8, 8), f"{folder}/a.png", ["cat", "dog"]).name
+        'a.png'
+    """
+    lines = -(-len(images) // columns)
+    shape = {"rows": lines, "columns": columns, "squeeze": False}
+    with _figure(path, 1.15 * columns, 1.45 * lines, **shape) as (_, grid):
+        for axes in grid.flat:
+            axes.axis("off")
+        for axes, image, caption in zip(grid.flat, images, captions):
+            axes.imshow(as_pixels(image), cmap="gray", vmin=0, vmax=255)
+            axes.set_title(caption, size=9, y=-0.22)
+    return Path(path)
+
+
+def as_pixels(image: Tensor) -> Any:
+    """An image in 0..1 as uint8, ``(height, width)`` or ``(height, width, 3)``, for drawing.
+
+    Example:
+        >>> as_pixels(torch.ones(3, 2, 2)).shape
+        (2, 2, 3)
+    """
+    pixels = (image.detach().cpu().float().clamp(0, 1) * 255).round().byte()
+    return pixels[0].numpy() if len(pixels) == 1 else pixels.movedim(0, -1).numpy()
+
+
+# ---- pieces ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _figure(
+    path: str | Path,
+    width: float,
+    height: float,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    **options: Any,
+) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes in the house style, saved at the end; needs no display."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(rows, columns, **options)
+        vector = Path(path).suffix == ".svg"
+        extra = {"metadata": {"Date": None}} if vector else {"dpi": 130, "facecolor": "white"}
+        figure.savefig(path, transparent=vector, **extra)
+
+
+def _height(classes: int) -> float:
+    return 1.2 + classes * (0.135 if classes > MANY else 0.27)
+
+
+def _places(items: Sequence[int]) -> dict[int, float]:
+    """Items spread evenly from 0 to 1."""
+    return {item: (i + 0.5) / len(items) for i, item in enumerate(items)}
+
+
+def _class_ticks(axis: Any, names: Sequence[str]) -> None:
+    axis.set_ticks(range(len(names)), [_short(name) for name in names])
+    axis.set_tick_params(labelsize=7 if len(names) > MANY else 10, length=0)
+
+
+def _short(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _class_colours(count: int, groups: Tensor | None) -> list[str]:
+    """A colour for each class, or for its cluster where there are more classes than colours."""
+    if count <= len(PALETTE):
+        return list(PALETTE[:count])
+    of_class = [0] * count if groups is None else clusters(groups, len(PALETTE))
+    return [PALETTE[cluster % len(PALETTE)] for cluster in of_class]
+
+
+def _cluster_legend(axes: Any, colours: Sequence[str]) -> None:
+    found = list(dict.fromkeys(colours))
+    text = f"colour: one of {len(found)} clusters of classes that close similar gates"
+    axes.text(-0.45, 1.02, text, size=9, va="top")
+
+
+def _legend_below(axes: Any, columns: int) -> None:
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=columns, fontsize=9, columnspacing=1
+    )
