@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
@@ -196,7 +196,8 @@ class FilteredModel(nn.Module):
                     gate = target.spread(by_target[target.name]).to(weight.dtype)
                     weights[id(weight)] = index, weight * gate
         sites = make_sites(self.base, self.targets, findings, self._pinned)
-        with GateMode(sites, gates, weights, replicas) as mode:
+        mode = GateMode(sites, gates, weights, replicas)
+        with _one_graph(), mode:
             output = self.base(x)
         if not torch.compiler.is_compiling() and mode.idle():
             raise RuntimeError(
@@ -496,6 +497,13 @@ class _Row:
     """One set of classes for the whole batch: bool ``(num_classes,)``."""
 
     chosen: Tensor
+
+
+def _one_graph() -> AbstractContextManager[None]:
+    """Inside, a graph break of a compiled forward is an error: gates do not survive it."""
+    if torch.compiler.is_dynamo_compiling():
+        return torch._dynamo.error_on_graph_break(True)
+    return nullcontext()
 
 
 def _snapped(gates: Tensor, snap: float) -> Tensor:
