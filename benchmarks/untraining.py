@@ -189,8 +189,8 @@ def main() -> None:
     if args.table:
         (RESULTS / "untraining.md").write_text(
             "# Untraining on CIFAR-10, whole test set\n\nRebuilt by `python "
-            "benchmarks/untraining.py --table` from `untraining.jsonl`, which has each run's settings, seed and commit.\n\n"
-            + table()
+            "benchmarks/untraining.py --table` from `untraining.jsonl`, which has each run's "
+            "settings, seed and commit.\n\n" + table()
         )
         return
     line = run(args)

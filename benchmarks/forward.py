@@ -1,0 +1,178 @@
+"""A mixed batch against the base model and against what a user could do instead.
+
+    python benchmarks/forward.py                      # the whole table: hours on two CPU cores
+    python benchmarks/forward.py --models resnet18 vit_tiny --batch 64 --compiled
+    python benchmarks/forward.py --plot               # the picture, from the stored lines
+
+Lines go to ``benchmarks/results/forward.jsonl`` and, as a table, ``forward.md``. Ratios compare
+paths within one interleaved run; times of different runs are not comparable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import wfilter
+from wfilter import bench
+
+RESULTS = Path(__file__).parent / "results"
+# Input sizes that two CPU cores can time: the ratio, not the size, is the result.
+MODELS = {
+    "resnet18": ("torchvision", "resnet18", 64),
+    "resnet50": ("torchvision", "resnet50", 64),
+    "vgg16": ("torchvision", "vgg16", 64),
+    "vit_tiny": ("timm", "vit_tiny_patch16_224", 224),
+    "vit_small": ("timm", "vit_small_patch16_224", 224),
+    "swin_tiny": ("timm", "swin_tiny_patch4_window7_224", 224),
+    "convnext_tiny": ("timm", "convnext_tiny", 64),
+}
+
+
+def build(name: str, classes: int) -> tuple[nn.Module, int]:
+    source, architecture, size = MODELS[name]
+    if source == "timm":
+        import timm
+
+        return timm.create_model(architecture, num_classes=classes), size
+    import torchvision
+
+    return torchvision.models.get_model(architecture, num_classes=classes), size
+
+
+def peft_lora(name: str, classes: int, images: torch.Tensor, labels: int) -> bench.Forward | str:
+    """PEFT's mixed batches on the same layers: one LoRA adapter per class, chosen by name."""
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = build(name, classes)
+    plan = wfilter.find_targets(model, example_input=images[:2])
+    layers = sorted({row.name.rsplit(".", 1)[0] for row in plan})
+    config = LoraConfig(r=1, target_modules=layers)
+    try:
+        peft = get_peft_model(model.eval(), config, adapter_name="c0")
+        for c in range(1, min(labels, len(images))):
+            peft.add_adapter(f"c{c}", config)
+        peft.eval()
+        names = lambda y: [f"c{int(c)}" for c in y]  # noqa: E731
+        forward = lambda x, y: peft.base_model(x, adapter_names=names(y))  # noqa: E731
+        with torch.no_grad():
+            forward(images, torch.arange(len(images)) % min(labels, len(images)))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+    return forward
+
+
+def run(args: argparse.Namespace) -> list[bench.Timing]:
+    rows = []
+    for name in args.models:
+        for batch in args.batch:
+            for labels in args.labels:
+                torch.manual_seed(0)
+                classes = max(10, labels)
+                model, size = build(name, classes)
+                images = torch.rand(batch, 3, size, size)
+                wf = wfilter.apply_weight_filtering(model, example_input=images[:2])
+                bench.randomise(wf)
+                wf.probe(images)
+                extra: dict[str, bench.Forward | str] = {}
+                if args.peft:
+                    extra["PEFT LoRA, adapter_names"] = peft_lora(name, classes, images, labels)
+                for compiled in [False, True] if args.compiled else [False]:
+                    found = bench.bench(
+                        wf,
+                        images,
+                        name=name,
+                        labels=labels,
+                        rounds=args.rounds,
+                        compiled=compiled,
+                        rivals=args.rivals and not compiled,
+                        extra={} if compiled else extra,
+                    )
+                    print(bench.format_table(found), flush=True)
+                    rows += found
+                    with open(args.out, "a") as file:
+                        file.write(bench.to_json_lines(found))
+                    torch._dynamo.reset()
+                    gc.collect()
+    return rows
+
+
+def stored(path: str) -> list[bench.Timing]:
+    fields = bench.Timing.__dataclass_fields__
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return [bench.Timing(**{k: v for k, v in line.items() if k in fields}) for line in lines]
+
+
+def plot(rows: list[bench.Timing], path: Path) -> None:
+    """Ratio to the base model against the number of different labels, eager paths."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4))
+    paths = {
+        "mixed labels": "wfilter, mixed labels",
+        "loop over classes": "loop over classes",
+        "per-sample weights (vmap)": "per-sample weights (vmap)",
+        "baked": "one baked copy per class",
+        "PEFT LoRA, adapter_names": "PEFT LoRA, adapter_names",
+    }
+    for key, label in paths.items():
+        points = sorted(
+            (r.labels, r.ratio)
+            for r in rows
+            if key in r.path
+            and not r.compiled
+            and not r.note
+            and r.model == "resnet18"
+            and r.batch == 64
+        )
+        if points:
+            axes.plot(*zip(*points), marker="o", label=label)
+    axes.axhline(1.0, color="grey", linewidth=1, linestyle="--", label="base model")
+    axes.set(xscale="log", yscale="log", xlabel="different classes forgotten in the batch of 64")
+    axes.set_ylabel("time / base model")
+    axes.set_title("ResNet-18, 64 x 64 pixels, eager, CPU")
+    axes.set_xticks([1, 2, 4, 10, 64], labels=["1", "2", "4", "10", "64"])
+    axes.set_yticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 64, 256])
+    parser.add_argument("--labels", nargs="*", type=int, default=[1, 10, 100, 1000])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--compiled", action="store_true", help="also with torch.compile")
+    parser.add_argument("--rivals", action="store_true", help="also what a user could do instead")
+    parser.add_argument("--peft", action="store_true", help="also PEFT's mixed adapters")
+    parser.add_argument("--out", default=str(RESULTS / "forward.jsonl"))
+    parser.add_argument("--plot", action="store_true", help="only draw, from the stored lines")
+    args = parser.parse_args()
+    if not args.plot:
+        if args.compiled and not bench.has_compiler():
+            print("torch.compile needs a C++ compiler on a CPU and finds none: eager only.")
+            args.compiled = False
+        run(args)
+    rows = stored(args.out)
+    (RESULTS / "forward.md").write_text(
+        "# A mixed batch against the base model\n\nRebuilt by `python benchmarks/forward.py "
+        "--plot` from `forward.jsonl`, which has each row's environment. Ratios are medians over rounds in "
+        "which every path runs once.\n\n```\n" + bench.format_table(rows) + "\n```\n"
+    )
+    plot(rows, RESULTS / "forward.png")
+
+
+if __name__ == "__main__":
+    main()

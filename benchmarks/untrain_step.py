@@ -1,0 +1,131 @@
+"""One untraining step against a fine-tuning step of the same model on as many samples.
+
+    python benchmarks/untrain_step.py --models resnet18 vgg16
+
+Also the cost of many classes: steps with 10, 1,000 and 21,841 rows. Lines go to
+``benchmarks/results/untrain_step.jsonl``. Interleaved rounds, ratios within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import wfilter
+from wfilter import bench
+from wfilter.recipes import RowAdam
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def model_for(name: str, classes: int = 10) -> nn.Module:
+    import torchvision
+
+    return torchvision.models.get_model(name, num_classes=classes)
+
+
+def finetune_step(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> Callable[[], None]:
+    """Forward, backward to all weights, SGD."""
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        F.cross_entropy(model(images), labels).backward()
+        optimiser.step()
+
+    return step
+
+
+def untrain_step(wf: wfilter.FilteredModel, images: torch.Tensor, forget: torch.Tensor) -> Callable:
+    """Forward with mixed rows, backward to the alphas, one update; the base logits are cached."""
+    optimiser = RowAdam(wf.trainable_parameters(), 0.1)
+    with torch.no_grad():
+        base = wf(images)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        wfilter.losses.distillation(wf(images, forget), base, forget).backward()
+        optimiser.step()
+
+    return step
+
+
+def interleave(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if number:
+                times[name].append(time.perf_counter() - began)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=["resnet18", "resnet50", "vgg16"])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rows", nargs="*", type=int, default=[10, 1000, 21841])
+    parser.add_argument("--out", default=str(RESULTS / "untrain_step.jsonl"))
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    images, labels = torch.rand(args.batch, 3, args.size, args.size), torch.arange(args.batch) % 10
+    lines = []
+    for name in args.models:
+        full = wfilter.apply_weight_filtering(model_for(name), example_input=images[:2])
+        deep = wfilter.apply_weight_filtering(model_for(name), example_input=images[:2])
+        deep.pin_open([t.name for t in deep.targets][: -(len(deep.targets) // 4)])
+        times = interleave(
+            {
+                "fine-tuning": finetune_step(model_for(name), images, labels),
+                "untraining, all targets": untrain_step(full, images, labels),
+                "untraining, deepest quarter": untrain_step(deep, images, labels),
+            },
+            args.rounds,
+        )
+        lines += report(name, times, "fine-tuning")
+    # Rows: one target, so that the forward does not hide the cost of the alphas' own update.
+    steps = {}
+    for rows in args.rows:
+        model = model_for("resnet18", rows)
+        wf = wfilter.apply_weight_filtering(model, example_input=images[:2])
+        wf.sparse = rows > 256
+        steps[f"{rows} rows"] = untrain_step(wf, images, labels)
+    lines += report("resnet18", interleave(steps, args.rounds), f"{args.rows[0]} rows")
+    with open(args.out, "a") as file:
+        for line in lines:
+            facts = {"batch": args.batch, "size": args.size, **bench.environment()}
+            file.write(json.dumps({**line, **facts}) + "\n")
+
+
+def report(name: str, times: dict[str, list[float]], yardstick: str) -> list[dict]:
+    lines = []
+    for path, seconds in times.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds, times[yardstick]))
+        line = {
+            "model": name,
+            "path": path,
+            "median_ms": 1000 * statistics.median(seconds),
+            "ratio": ratio,
+            "to": yardstick,
+        }
+        lines.append(line)
+        print(f"{name:10s} {path:28s} {line['median_ms']:9.1f} ms  {ratio:.2f} x {yardstick}")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
