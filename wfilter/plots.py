@@ -26,7 +26,7 @@ PALETTE = (
     *("#3b7dd8", "#e07b00", "#2e9e4f", "#d1453b", "#9467bd"),
     *("#a0714f", "#e377c2", "#7f8790", "#a8a800", "#17a5b8"),
 )
-WIDTH = 4.7  # inches, 450 pixels: text stays readable on a telephone
+WIDTH = 4.5  # inches, 432 pixels: text stays readable on a telephone
 MANY = 30  # classes beyond this are labelled smaller and coloured by cluster
 STYLE: dict[Any, Any] = {
     "font.size": 11,

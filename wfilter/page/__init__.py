@@ -1,0 +1,5 @@
+"""One self-contained HTML report of a filtered model: opens from disk, needs no network."""
+
+from wfilter.page.write import write_page
+
+__all__ = ["write_page"]

@@ -1,0 +1,145 @@
+"""Pieces of HTML: tables, inlined pictures, and the frame around them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from torch import Tensor
+
+from wfilter.plots import INK, as_pixels
+
+LARGE = 640  # pixels; wider drawings are not scaled down
+LARGEST = 112  # pixels; larger photographs are reduced to this
+
+
+def inline_svg(path: Path, key: str, label: str) -> str:
+    """A matplotlib SVG as part of a page: ids made unique by ``key``, ink in the page's colour.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from wfilter.plots import closed_plot
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = closed_plot(torch.tensor([3, 5]), f"{folder}/a.svg", ["cat", "dog"])
+        ...     inline_svg(path, "a", "closed gates")[:24]
+        '<svg role="img" aria-lab'
+    """
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', text)
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{key}-\1"', text)
+    text = text.replace("url(#", f"url(#{key}-").replace(INK, "currentColor")
+    width = re.search(r'viewBox="0 0 ([\d.]+)', text)
+    pixels = float(width.group(1)) * 4 / 3 if width else 0.0
+    if pixels > LARGE:  # shown in full size, to be scrolled on a narrow screen
+        style = f'class="large" style="min-width:{pixels:.0f}px"'
+    else:
+        style = f'style="max-width:{1.2 * pixels:.0f}px"'
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*pt"', r"\1", text, count=1)
+    text = re.sub(r"\n\s*", "\n", text)
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}" {style}', 1)
+
+
+def image_tag(pixels: Tensor, label: str) -> str:
+    """An image in 0..1, ``(channels, height, width)``, embedded: PNG if small, else JPEG.
+
+    Example:
+        >>> import torch
+        >>> image_tag(torch.zeros(1, 8, 8), "a black square")[:31]
+        '<img alt="a black square" width'
+    """
+    from PIL import Image
+
+    picture = Image.fromarray(as_pixels(pixels))
+    small = max(picture.size) <= 40
+    if max(picture.size) > LARGEST:
+        picture.thumbnail((LARGEST, LARGEST))
+    buffer = io.BytesIO()
+    picture.save(buffer, **({"format": "PNG"} if small else {"format": "JPEG", "quality": 85}))
+    data = base64.b64encode(buffer.getvalue()).decode()
+    kind = "png" if small else "jpeg"
+    width, height = picture.size
+    return (
+        f'<img alt="{escape(label)}" width="{width}" height="{height}" '
+        f'src="data:image/{kind};base64,{data}">'
+    )
+
+
+def figure(picture: str, caption: str) -> str:
+    """A picture with a line of explanation; the caption is HTML."""
+    return f'<figure><div class="wide">{picture}</div><figcaption>{caption}</figcaption></figure>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+    """A table; the first cell of a row is its header. Cells are text, not HTML.
+
+    Example:
+        >>> table(["class", "n"], [["cat", "3"]])[:37]
+        '<div class="wide"><table><thead><tr><'
+    """
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    note = f"<p>{escape(caption)}</p>" if caption else ""
+    return (
+        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+        f"</div>{note}"
+    )
+
+
+def facts_list(facts: Mapping[str, object]) -> str:
+    """Names and values in a line that wraps."""
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
+        for name, value in facts.items()
+    )
+    return f"<dl>{items}</dl>"
+
+
+def tabs(panels: Sequence[tuple[str, str]], label: str) -> str:
+    """Named panels of which one is shown: a row of tabs, or a list when there are many.
+
+    Example:
+        >>> "option" in tabs([("cat", "a"), ("dog", "b")], "class")
+        False
+    """
+    many = len(panels) > 20
+    names = [escape(name) for name, _ in panels]
+    if many:
+        options = "".join(f'<option value="{i}">{name}</option>' for i, name in enumerate(names))
+        control = f'<label class="pick">{escape(label)} <select>{options}</select></label>'
+    else:
+        buttons = "".join(
+            f'<button role="tab" id="tab-{i}" aria-controls="panel-{i}" '
+            f'aria-selected="{"false" if i else "true"}">{name}</button>'
+            for i, name in enumerate(names)
+        )
+        control = f'<div role="tablist" aria-label="{escape(label)}">{buttons}</div>'
+    bodies = "".join(
+        f'<div role="tabpanel" class="panel" id="panel-{i}" aria-label="{name}">'
+        f"<h3>{name}</h3>{body}</div>"
+        for i, (name, (_, body)) in enumerate(zip(names, panels))
+    )
+    return f'<div class="tabs">{control}{bodies}</div>'
+
+
+def document(title: str, body: str) -> str:
+    """The whole page, with style and script inside it."""
+    here = Path(__file__).parent
+    style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>\n{style}</style></head>\n"
+        f"<body><main>\n{body}\n</main><script>\n{script}</script></body></html>\n"
+    )

@@ -1,0 +1,381 @@
+"""Put the report together."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wfilter import explain, plots
+from wfilter.data import ImageSet
+from wfilter.gates import class_index
+from wfilter.history import History
+from wfilter.model import FilteredModel
+from wfilter.page import html
+from wfilter.page.measure import Measured, Sample, measure, take_sample
+
+OVERVIEW = 100  # classes drawn in the pictures of all classes
+PANELS = 20  # classes with a panel of their own, unless the caller names them
+
+
+def write_page(
+    wf: FilteredModel,
+    data: ImageSet | Iterable[Any],
+    path: str | Path,
+    *,
+    title: str = "",
+    facts: Mapping[str, object] | None = None,
+    history: History | None = None,
+    classes: Sequence[int | str] | None = None,
+    layers: Sequence[str] | None = None,
+    per_class: int = 50,
+    curve_images: int = 10,
+    steps: int = 20,
+) -> Path:
+    """Measure a filtered model on some images and write one HTML file with all that it shows.
+
+    Args:
+        wf: The filtered model.
+        data: An `ImageSet`, or batches ``(images, labels)``; without an image set the pictures are
+            stretched to full contrast, since their normalisation is not known.
+        path: The file to write.
+        title: The heading; by default the model's class.
+        facts: Shown in the header: model, data, recipe, figures measured elsewhere.
+        history: Of untraining, to show its course.
+        classes: Those with a panel of their own; by default the first 20 with images.
+        layers: Targets to draw; by default the first, the intermediate and the last live one.
+        per_class: Images of each class for accuracies and pictures, the first of the data.
+        curve_images: How many of them for insertion and deletion, which cost most.
+        steps: Of insertion and deletion.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import tempfile, wfilter
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> wf = wfilter.apply_weight_filtering(
+        ...     model, targets="*", example_input=torch.zeros(1, 1, 2, 2)
+        ... )
+        >>> batch = (torch.rand(6, 1, 2, 2), torch.arange(6) % 3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_page(wf, [batch], f"{folder}/a.html", steps=2).name
+        'a.html'
+    """
+    sample = take_sample(wf, data, per_class)
+    present = sorted(set(sample.labels.tolist()))
+    shown = _chosen(wf, classes, sample, present)
+    found = measure(wf, sample, shown, curve_images=curve_images, steps=steps)
+    chosen = [explain.find_layer(wf, x) for x in layers] if layers else explain.default_layers(wf)
+    with tempfile.TemporaryDirectory() as folder:
+        make = Maker(wf, found, Path(folder), present[:OVERVIEW], tuple(chosen))
+        heading = title or f"What {type(wf.base).__name__} forgets, and with which units"
+        body = "\n".join(
+            [
+                _header(make, heading, facts or {}),
+                _accuracies(make),
+                "<section><h2>One class at a time</h2>"
+                + html.tabs([(sample.names[r], _panel(make, r)) for r in shown], "class")
+                + "</section>",
+                _all_classes(make, history),
+                _shared(make),
+                "<footer>Gates below 0.5 count as closed. A run-time filter hides a class, it does "
+                "not erase it: whoever holds the weights can open the gates.</footer>",
+            ]
+        )
+        Path(path).write_text(html.document(heading, body), encoding="utf-8")
+    return Path(path)
+
+
+@dataclass
+class Maker:
+    """What every section needs: the model, its numbers, and a folder to draw in."""
+
+    wf: FilteredModel
+    found: Measured
+    folder: Path
+    classes: list[int]
+    layers: tuple[str, ...]
+    drawn: int = 0
+    _responses: Tensor | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all classes."""
+        return self.found.sample.names
+
+    def draw(
+        self, plot: Callable[..., Path], numbers: Any, *args: Any, label: str, **kw: Any
+    ) -> str:
+        """One of `wfilter.plots` as inline SVG."""
+        self.drawn += 1
+        path = plot(numbers, self.folder / f"{self.drawn}.svg", *args, **kw)
+        return html.inline_svg(path, f"p{self.drawn}", label)
+
+    def responses(self) -> Tensor | None:
+        """Responses of the last layer's units to the sample, if they can be watched."""
+        if self._responses is None:
+            try:
+                sample = self.found.sample
+                self._responses = explain.unit_responses(self.wf, self.layers[-1], sample.images)
+            except ValueError:
+                return None
+        return self._responses
+
+
+def _chosen(
+    wf: FilteredModel, classes: Sequence[int | str] | None, sample: Sample, present: list[int]
+) -> list[int]:
+    """The rows with a panel; a class without images is an error."""
+    if classes is None:
+        return present[:PANELS]
+    rows = [class_index(c, wf.num_classes, sample.names) for c in classes]
+    missing = [sample.names[row] for row in rows if row not in present]
+    if missing or not rows:
+        raise ValueError(f"classes={list(classes)}: the data has no images of {missing}.")
+    return rows
+
+
+def _header(make: Maker, heading: str, facts: Mapping[str, object]) -> str:
+    found, wf = make.found, make.wf
+    closed = explain.closed_by_class(wf).float().mean() / wf.alphas.shape[1]
+    insertion = explain.mean_curve(c.insertion for c in found.curves.values())
+    deletion = explain.mean_curve(c.deletion for c in found.curves.values())
+    known = {
+        "Acc_r, mean over rows": _percent(found.retain.mean),
+        "Acc_f, mean over rows": _percent(found.forget.mean),
+        "base model": _percent(_right(found)),
+        "insertion / deletion": f"{insertion.auc:.3f} / {deletion.auc:.3f}",
+        "closed gates per class": _percent(float(closed)),
+        "measured on": f"{len(found.sample.labels)} images",
+    }
+    return f"<header><h1>{escape(heading)}</h1>{html.facts_list({**facts, **known})}</header>"
+
+
+def _accuracies(make: Maker) -> str:
+    found, names = make.found, make.names
+    closed = explain.closed_by_class(make.wf).tolist()
+    rows = [
+        [
+            names[row],
+            _percent(found.original[row]),
+            _percent(found.forget.by_row[row]),
+            _percent(found.retain.by_row[row]) if row in found.retain.by_row else "-",
+            f"{closed[row]}",
+            _route(found.routing[row], names, 1),
+        ]
+        for row in make.classes
+    ]
+    worst = [
+        "worst row",
+        _percent(min(found.original.values())),
+        _percent(found.forget.worst),
+        _percent(found.retain.worst),
+        f"{max(closed)}",
+        "",
+    ]
+    head = ["class", "before", "after: Acc_f", "others: Acc_r", "closed gates", "goes to"]
+    return (
+        "<section><h2>Accuracy</h2>"
+        + html.table(head, [*rows, worst])
+        + "<p>Before: the base model on the class's images. After: the same images once it is "
+        "forgotten, and the class most of them go to. Others: the images of all other classes at "
+        "the same time.</p></section>"
+    )
+
+
+# ---- one class ---------------------------------------------------------------------------------
+
+
+def _panel(make: Maker, row: int) -> str:
+    found, name = make.found, make.names[row]
+    curve = found.curves[row]
+    closed = int(explain.closed_by_class(make.wf)[row])
+    text = (
+        f"Forgetting {name} closes {closed} of {make.wf.alphas.shape[1]} gates. Its images: "
+        f"{_percent(found.original[row])} right before, {_percent(found.forget.by_row[row])} after."
+        f" Now they are taken for {_route(found.routing[row], make.names, 3)}."
+    )
+    figures = [
+        html.figure(
+            make.draw(plots.curves_plot, {row: curve}, label=f"insertion and deletion, {name}"),
+            "Confidence in the class on its own images, relative to the base model's, while gates "
+            "are opened one share after the other (above) or closed (below). With every unit "
+            "closed the model answers the same to any image, which may be this very class.",
+        ),
+        html.figure(
+            make.draw(
+                plots.routing_plot, found.routing[row], make.names, row, label=f"where {name} goes"
+            ),
+            "What its images are taken for once it is forgotten"
+            + (" (orange: still the class itself)." if found.forget.by_row[row] else "."),
+        ),
+        *_heads(make, row),
+    ]
+    return (
+        f"<p>{escape(text)}</p><h4>Before and after forgetting</h4>{_cards(make, row)}"
+        f'{_units(make, row)}<div class="grid">{"".join(figures)}</div>'
+    )
+
+
+def _cards(make: Maker, row: int, count: int = 6) -> str:
+    sample = make.found.sample
+    index = sample.of_class(row, count)
+    cards = []
+    for i, found in zip(index.tolist(), explain.predictions(make.wf, sample.images[index], row)):
+        lists = "".join(
+            f"<table><caption>{when}</caption>"
+            + "".join(
+                f"<tr><td>{escape(make.names[c])}</td><td>{p:.0%}</td></tr>" for c, p in chances
+            )
+            + "</table>"
+            for when, chances in (("before", found.before), ("after", found.after))
+        )
+        picture = html.image_tag(sample.pixels[i], f"an image of {make.names[row]}")
+        cards.append(f'<div class="card">{picture}{lists}</div>')
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _units(make: Maker, row: int, units: int = 3, count: int = 8) -> str:
+    """The images that excite the class's most closed units of the last layer."""
+    responses, sample, layer = make.responses(), make.found.sample, make.layers[-1]
+    top = [u for u in explain.top_units(make.wf, row, layer, units) if u.gate < explain.CLOSED]
+    if responses is None or not top:
+        return ""
+    strips = []
+    for unit in top:
+        order = responses[:, unit.index].argsort(descending=True, stable=True)[:count].tolist()
+        items = "".join(
+            f"<div{' class=own' if sample.labels[i] == row else ''}>"
+            f"{html.image_tag(sample.pixels[i], make.names[int(sample.labels[i])])}<br>"
+            f"{escape(make.names[int(sample.labels[i])])}</div>"
+            for i in order
+        )
+        also = _also_closed(make, row, layer, unit.index)
+        strips.append(f'<p>Unit {unit.index}: {escape(also)}.</p><div class="strip">{items}</div>')
+    return (
+        f"<h4>Most closed units of {escape(layer.removesuffix('.weight'))}, and the images that "
+        "excite them most</h4><p>In colour: images of the class itself. Where there are none, "
+        f"closing the unit replaces a low response by a constant one.</p>{''.join(strips)}"
+    )
+
+
+def _also_closed(make: Maker, row: int, layer: str, unit: int) -> str:
+    gates = torch.sigmoid(make.wf.alpha[layer].detach()[:, unit])
+    others = [make.names[r] for r in (gates < explain.CLOSED).nonzero()[:, 0].tolist() if r != row]
+    if not others:
+        return "closed for this class alone"
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    return f"closed also for {', '.join(others[:4])}{more}"
+
+
+def _heads(make: Maker, row: int) -> list[str]:
+    usage = explain.head_usage(make.wf)
+    if not any(u.shape[1] == 3 and name.endswith("weight") for name, u in usage.items()):
+        return []
+    picture = make.draw(plots.heads_plot, usage, row, label=f"heads of {make.names[row]}")
+    return [html.figure(picture, "Attention heads the class uses: brighter heads are closed more.")]
+
+
+# ---- all classes -------------------------------------------------------------------------------
+
+
+def _all_classes(make: Maker, history: History | None) -> str:
+    wf, names = make.wf, [make.names[row] for row in make.classes]
+    figures = [
+        html.figure(
+            make.draw(plots.curves_plot, make.found.curves, label="insertion and deletion, mean"),
+            "Thick: mean over classes; thin: each class. If the gates point at the right units, "
+            "blue rises at once above and falls at once below; grey is the control.",
+        ),
+        html.figure(
+            make.draw(plots.depth_plot, explain.closed_by_layer(wf), label="closed gates by depth"),
+            "Which layers do the forgetting, from input to output.",
+        ),
+        html.figure(
+            make.draw(
+                plots.closed_plot,
+                explain.closed_by_class(wf)[make.classes],
+                names,
+                label="closed gates by class",
+            ),
+            "How many gates each class closes.",
+        ),
+        html.figure(
+            make.draw(
+                plots.exactness_plot, explain.distance_from_exact(wf), label="how exact gates are"
+            ),
+            "A gate at exactly 0 can be cut out of the model, one at 0.3 cannot.",
+        ),
+    ]
+    if history is not None and history.records:
+        picture = make.draw(plots.history_plot, history, label="the course of untraining")
+        figures.append(html.figure(picture, "The course of untraining."))
+    return f'<section><h2>All classes</h2><div class="grid">{"".join(figures)}</div></section>'
+
+
+def _shared(make: Maker) -> str:
+    wf, rows, names = make.wf, make.classes, [make.names[row] for row in make.classes]
+    overlap = explain.similarity(wf)[rows][:, rows]
+    order = explain.class_order(overlap) if len(rows) > plots.MANY else list(range(len(rows)))
+    figures = []
+    for layer in make.layers:
+        graph = explain.class_unit_graph(wf, layer, classes=rows)
+        picture = make.draw(
+            plots.graph_plot,
+            graph,
+            make.names,
+            explain.similarity(wf) if len(make.names) <= 10 * OVERVIEW else None,
+            label=f"classes and shared units of {layer}",
+        )
+        figures.append(
+            html.figure(picture, "Units among the ten most closed of two classes or more.")
+        )
+        gates = torch.sigmoid(wf.alpha[layer].detach().cpu())[rows][order]
+        picture = make.draw(
+            plots.heat_map, gates, [names[i] for i in order], layer=layer, label=f"gates of {layer}"
+        )
+        figures.append(html.figure(picture, "Gates, classes by units."))
+    picture = make.draw(plots.similarity_plot, overlap, names, label="similar classes")
+    figures.append(html.figure(picture, escape(_agreement(make, overlap))))
+    return (
+        '<section><h2>Units that classes share</h2><div class="grid">'
+        f"{''.join(figures)}</div></section>"
+    )
+
+
+def _agreement(make: Maker, overlap: Tensor) -> str:
+    """The overlap of gates against the base model's confusion and its head, in one sentence."""
+    text = "Classes that close the same gates, similar ones side by side."
+    rows, found = make.classes, make.found
+    if len(rows) < 3:
+        return text
+    chances = found.base.float().softmax(1)
+    labels = found.sample.labels
+    confusion = torch.stack([chances[labels == row].sum(0) for row in rows])[:, rows]
+    with_confusion = explain.rank_correlation(overlap, explain.confusion_similarity(confusion))
+    text += f" Rank correlation with the base model's confusion {with_confusion:+.2f}"
+    head = explain.head_similarity(make.wf.base)
+    if len(head) == make.wf.num_classes:
+        with_head = explain.rank_correlation(overlap, head[rows][:, rows])
+        text += f", with the similarity of the head's vectors {with_head:+.2f}"
+    return f"{text} (1: the same order, 0: unrelated)."
+
+
+def _right(found: Measured) -> float:
+    return float((found.base.argmax(1) == found.sample.labels).float().mean())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _route(routing: Tensor, names: Sequence[str], count: int) -> str:
+    top = [row for row in routing.argsort(descending=True)[:count].tolist() if routing[row]]
+    return ", ".join(f"{names[row]} {100 * float(routing[row]):.0f} %" for row in top)
