@@ -111,7 +111,22 @@ DISTILL = Recipe(
     patience=0,
 )
 
-RECIPES = {recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL)}
+# For small or narrow models, where exact gates on the deepest quarter leave too few units to choose
+# from: soft gates on every target, one class at a time.
+DISTILL_SOFT = Recipe(
+    "distill-soft",
+    "distill",
+    "adam",
+    0.2,
+    schedule="cosine",
+    expansion=4,
+    lambda_alpha=0.0,
+    margin=3.0,
+    forget_share=0.3,
+    patience=0,
+)
+
+RECIPES = {recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL, DISTILL_SOFT)}
 
 
 def get_recipe(recipe: str | Recipe) -> Recipe:

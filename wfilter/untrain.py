@@ -74,7 +74,8 @@ def untrain(
         train: Batches ``(images, labels)``, dicts or images alone (the base model's own answer then
             chooses the row), iterable again for each epoch; or an ``InMemory`` set.
         val: Held-out batches for early stopping, where the recipe asks for it.
-        recipe: ``"distill"``, ``"paper"``, ``"paper-vit"`` or a ``Recipe``.
+        recipe: ``"distill"``, ``"distill-soft"`` (small models), ``"paper"``, ``"paper-vit"`` or a
+            ``Recipe``.
         epochs: Passes over ``train``; one if neither epochs nor steps is given.
         steps: Steps in all, whatever the epochs.
         device: Where to run; where the model is by default.
