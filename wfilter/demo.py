@@ -234,7 +234,11 @@ class Show:
         save_file(dict(model.state_dict()), self.folder / "base.safetensors")
         wf.save(self.folder)
         (self.folder / "history.json").write_text(self.history.to_json())
-        facts = {"model": f"wfilter:{self.name}", "weights": "base.safetensors", "data": "digits"}
+        facts = {
+            "model": f"wfilter:{self.name}",
+            "weights": "base.safetensors",
+            "dataset": "digits",
+        }
         changes = {"steps": self.steps, "recipe": self.recipe.to_dict()}
         (self.folder / settings.FILE).write_text(settings.write({**facts, **changes}))
 
@@ -256,7 +260,8 @@ def _table(lines: Sequence[Line]) -> str:
     return "\n".join(
         [header]
         + [
-            f"{x.method:12}{x.classes:>9}{100 * x.retain:9.2f}{100 * x.forget:9.2f}{x.seconds:10.1f}"
+            f"{x.method:12}{x.classes:>9}{100 * x.retain:9.2f}{100 * x.forget:9.2f}"
+            f"{x.seconds:10.1f}"
             for x in lines
         ]
     )

@@ -187,7 +187,9 @@ def _read_onnx(path: Path) -> Program | None:
         import onnxruntime
     except ModuleNotFoundError:
         return None
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session: Any = onnxruntime.InferenceSession(  # type: ignore[attr-defined]
+        str(path), providers=["CPUExecutionProvider"]
+    )
     names = [entry.name for entry in session.get_inputs()]
 
     def program(*inputs: Tensor) -> Tensor:

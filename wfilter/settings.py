@@ -1,10 +1,12 @@
-"""Settings of a run as TOML: read from a file, changed on the command line, printed back in full."""
+"""Settings of a run as TOML: read from a file, changed by options, printed back in full."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,7 @@ def make_recipe(name: str, changes: Mapping[str, Any]) -> Recipe:
     """
     recipe = get_recipe(name)
     known = {field.name: field.type for field in dataclasses.fields(Recipe)}
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in changes.items():
         if key not in known:
             closest = difflib.get_close_matches(key, known, 3, cutoff=0.3) or sorted(known)[:3]
@@ -103,7 +105,7 @@ def _fits(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return False
     allowed = {"str": str, "int": int}.get(kind, (int, float))
-    return isinstance(value, allowed)  # type: ignore[arg-type]
+    return isinstance(value, allowed)
 
 
 def _value(value: Any) -> str:
@@ -118,10 +120,11 @@ def _value(value: Any) -> str:
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ModuleNotFoundError:
+        raise ValueError("settings files need Python 3.11, or pip install tomli.") from None
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        settings: dict[str, Any] = toml.loads(text)
+    except ValueError as error:
         raise ValueError(f"{source} is not valid TOML: {error}.") from None
+    return settings
