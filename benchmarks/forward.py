@@ -168,8 +168,8 @@ def main() -> None:
     rows = stored(args.out)
     (RESULTS / "forward.md").write_text(
         "# A mixed batch against the base model\n\nRebuilt by `python benchmarks/forward.py "
-        "--plot` from `forward.jsonl`, which has each row's environment. Ratios are medians over rounds in "
-        "which every path runs once.\n\n```\n" + bench.format_table(rows) + "\n```\n"
+        "--plot` from `forward.jsonl`, which has each row's environment. Ratios are medians over "
+        "rounds in which every path runs once.\n\n```\n" + bench.format_table(rows) + "\n```\n"
     )
     plot(rows, RESULTS / "forward.png")
 

@@ -107,7 +107,8 @@ def untrain(
     if resume and keeper is not None:
         keeper.restore(run)
     try:
-        run.go(keeper, progress)
+        with torch.enable_grad():
+            run.go(keeper, progress)
     except KeyboardInterrupt:
         run.history.stopped = f"interrupted at step {run.step}"
         if keeper is not None:
@@ -386,7 +387,8 @@ class Run:
                 wf.alphas.copy_(self.best)
             done = not self.history.stopped.startswith("interrupted")
             if wf.hard and done:
-                wf.alphas.copy_(torch.where(wf.alphas > 0, HARD, -HARD))
+                # Closed gates keep their order, the most closed first: explanations follow it.
+                wf.alphas.copy_(torch.where(wf.alphas > 0, HARD, wf.alphas - HARD))
                 wf.hard = False
         return self.history
 

@@ -1,0 +1,301 @@
+import copy
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import digits
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+import wfilter
+from wfilter.recipes import DISTILL, DISTILL_SOFT, PAPER
+from wfilter.untrain import InMemory, split_batch, untrain
+
+QUICK = dataclasses.replace(DISTILL, depth=1.0, expansion=2)
+
+
+def linear(classes=4):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, classes))
+    return wfilter.apply_weight_filtering(model, targets="0.*")
+
+
+def samples(number=32, classes=4):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(number, 6, generator=generator), torch.arange(number) % classes
+
+
+def run(wf=None, **options):
+    wf = wf or linear()
+    options = {"recipe": QUICK, "steps": 6, **options}
+    data = options.pop("data", InMemory(*samples(), batch_size=8))
+    return wf, untrain(wf, data, **options)
+
+
+def test_untraining_forgets_all_digits_in_one_round_and_keeps_the_others():
+    (train, test) = digits.data()
+    wf = wfilter.apply_weight_filtering(copy.deepcopy(digits.trained_cnn()))
+    images, labels = test
+    with torch.no_grad():
+        original = (wf(images).argmax(1) == labels).float().mean()
+        untrain(wf, InMemory(*train, batch_size=64), recipe=DISTILL_SOFT, steps=60)
+        own = wf(images, labels).argmax(1) == labels
+        other = wf(images, (labels + 1 + torch.arange(len(labels)) % 9) % 10).argmax(1) == labels
+    assert own.float().mean() < 0.05
+    assert other.float().mean() > original - 0.08
+
+
+def test_the_base_model_stays_bit_identical():
+    wf = linear()
+    before = {k: v.clone() for k, v in wf.base.state_dict().items()}
+    run(wf)
+    assert all(torch.equal(v, before[k]) for k, v in wf.base.state_dict().items())
+
+
+def test_hard_gates_end_exactly_open_or_closed():
+    wf, _ = run(steps=20)
+    gates = torch.sigmoid(wf.alphas)
+    assert ((gates == 0) | (gates == 1)).all()
+    assert (gates == 0).any()
+    assert not wf.hard
+
+
+@pytest.mark.parametrize("recipe", [QUICK, PAPER, DISTILL_SOFT], ids=lambda r: r.name)
+def test_one_seed_gives_one_result(recipe):
+    alphas = [run(recipe=recipe, seed=s)[0].alphas.detach().clone() for s in (5, 5, 6)]
+    assert torch.equal(alphas[0], alphas[1])
+    assert not torch.equal(alphas[0], alphas[2])
+
+
+def test_shallow_targets_are_pinned_open_by_depth():
+    wf = wfilter.apply_weight_filtering(
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), targets="*"
+    )
+    run(wf, recipe=dataclasses.replace(QUICK, depth=0.5))
+    assert (wf.gates({0, 1})["0.weight"] == 1).all()
+
+
+def test_replicas_share_the_prefix_and_equal_plain_repetition():
+    torch.manual_seed(0)
+    wf = wfilter.apply_weight_filtering(copy.deepcopy(digits.trained_cnn()))
+    names = [target.name for target in wf.targets]
+    wf.pin_open(names[:2])
+    with torch.no_grad():
+        for name in names[2:]:
+            wf.alpha[name].normal_()
+    images, sets = torch.rand(3, 1, 8, 8), torch.rand(12, 10) < 0.3
+    torch.testing.assert_close(
+        wf.replicated(images, sets), wf(images.repeat_interleave(4, 0), sets)
+    )
+
+
+@pytest.mark.parametrize("recipe", [QUICK, PAPER], ids=lambda r: r.name)
+@pytest.mark.parametrize("loader", [False, True])
+def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, recipe, loader):
+    batches = list(zip(samples()[0].split(8), samples()[1].split(8)))
+
+    class Stopping:
+        """Batches that end in Ctrl-C the first time through."""
+
+        def __init__(self, after):
+            self.after = after
+
+        def __len__(self):
+            return len(batches)
+
+        def __iter__(self):
+            for batch in batches:
+                self.after -= 1
+                if self.after < 0:
+                    raise KeyboardInterrupt
+                yield batch
+
+    whole, _ = run(recipe=recipe, data=batches, steps=10)
+    part = linear()
+    file = tmp_path / "run.safetensors"
+    history = untrain(part, Stopping(6), recipe=recipe, steps=10, checkpoint=file)
+    assert history.stopped == "interrupted at step 6"
+    resumed = linear()
+    history = untrain(resumed, batches, recipe=recipe, steps=10, checkpoint=file, resume=True)
+    assert torch.equal(resumed.alphas, whole.alphas)
+    assert [r.step for r in history.records] == list(range(1, 11))
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    file = tmp_path / "run.safetensors"
+    run(checkpoint=file, checkpoint_every=2)
+    with pytest.raises(ValueError, match="belongs to another run: recipe or seed differ"):
+        run(checkpoint=file, resume=True, seed=1)
+    file.write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="is not a checkpoint of untrain"):
+        run(checkpoint=file, resume=True)
+
+
+KILLED = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+import test_untrain as t
+data = t.InMemory(*t.samples(), batch_size=8)
+wf = t.linear()
+t.untrain(wf, data, recipe=t.QUICK, steps=60, checkpoint={file!r}, checkpoint_every=1, resume=True)
+torch.save(wf.alphas.detach(), {out!r})
+"""
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_at_random_moments_then_resume_gives_the_same_alphas(tmp_path):
+    whole, _ = run(steps=60)
+    out = tmp_path / "alphas.pt"
+    script = KILLED.format(
+        tests=str(Path(__file__).parent), file=str(tmp_path / "c.safetensors"), out=str(out)
+    )
+    kills = 0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        process = subprocess.Popen([sys.executable, "-c", script])
+        wait = 2 + 4 * float(torch.rand((), generator=generator))
+        try:
+            assert process.wait(wait if kills < 20 else 300) == 0
+            break
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+    assert torch.equal(torch.load(out), whole.alphas.detach())
+
+
+def test_a_bad_loss_names_the_step_and_keeps_the_last_good_alphas():
+    images, labels = samples()
+    batches = [(images[:8], labels[:8]), (images[8:16] * float("nan"), labels[8:16])]
+    wf = linear()
+    good, _ = run(data=batches[:1], steps=1)
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 1 \(epoch 0, batch 1\)"):
+        untrain(wf, batches, recipe=dataclasses.replace(QUICK, schedule="constant"), steps=2)
+    soft = torch.where(wf.alphas > 0, 1.0, -1.0)
+    assert torch.equal(soft, torch.where(good.alphas > 0, 1.0, -1.0))
+    assert wf.alphas.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "train has no batches"),
+        ([(samples()[0], samples()[1] + 9)], r"label 12 is outside 0\.\.3|label \d+ is outside"),
+        ([("a", "b")], "a batch of type tuple is not understood"),
+    ],
+)
+def test_bad_data_is_refused(data, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        run(data=data)
+
+
+def test_the_paper_recipe_refuses_a_batch_of_one_and_images_without_labels():
+    images, labels = samples()
+    with pytest.raises(ValueError, match="a batch of 1 cannot be split"):
+        run(data=[(images[:1], labels[:1])], recipe=PAPER)
+    with pytest.raises(ValueError, match="the paper recipe needs labels"):
+        run(data=[images], recipe=PAPER)
+
+
+def test_one_class_is_refused():
+    wf = wfilter.apply_weight_filtering(nn.Linear(6, 1), targets="*")
+    with pytest.raises(ValueError, match="untraining needs at least 2 classes"):
+        run(wf, data=[(samples()[0], torch.zeros(32).long())])
+
+
+def test_a_cosine_schedule_needs_an_end():
+    with pytest.raises(ValueError, match="a cosine schedule has no end"):
+        untrain(linear(), iter([samples()]), recipe=QUICK, epochs=1)
+
+
+def test_without_labels_the_base_model_chooses_the_row():
+    images, _ = samples()
+    wf = linear()
+    with torch.no_grad():
+        answers = wf(images).argmax(1)
+    unlabelled, _ = run(data=[images], steps=2)
+    labelled, _ = run(data=[(images, answers)], steps=2)
+    assert torch.equal(unlabelled.alphas, labelled.alphas)
+
+
+def test_dicts_pairs_and_plain_images_are_batches():
+    images, labels = samples()
+    for batch in ({"image": images, "label": labels}, [images, labels], (images, labels, 3)):
+        assert split_batch(batch)[1] is labels
+    assert split_batch(images) == (images, None)
+
+
+def test_multi_label_rows_are_one_of_a_samples_labels():
+    images, _ = samples()
+    labels = torch.rand(32, 4, generator=torch.Generator().manual_seed(0)) < 0.4
+    labels[labels.sum(1) == 0, 0] = True
+    wf, history = run(data=InMemory(images, labels, 8), steps=8)
+    assert len(history.records) == 8
+    assert wf.alphas.isfinite().all()
+
+
+def test_early_stopping_restores_the_best_alphas():
+    images, labels = samples()
+    recipe = dataclasses.replace(PAPER, patience=2, evaluations=4)
+    _wf, history = run(data=InMemory(images, labels, 8), val=[(images, labels)], recipe=recipe,
+                      steps=None, epochs=30)  # fmt: skip
+    validations = [r.validation for r in history.records if r.validation is not None]
+    assert history.stopped == "no improvement in 2 validations"
+    assert len(validations) >= 3
+    assert min(validations) < validations[-1]
+
+
+def test_history_is_json():
+    _, history = run(steps=2)
+    facts = json.loads(history.to_json())
+    assert facts["recipe"]["name"] == "distill"
+    assert len(facts["records"]) == 2
+
+
+def test_many_classes_take_row_sparse_gradients():
+    wf = wfilter.apply_weight_filtering(nn.Linear(6, 300), targets="*")
+    images, labels = samples(classes=300)
+    before = wf.alphas.detach().clone()
+    run(wf, data=InMemory(images, labels, 8), recipe=dataclasses.replace(DISTILL_SOFT), steps=1)
+    assert wf.sparse
+    touched = (wf.alphas != before).any(1).sum()
+    assert 0 < touched <= 8 * DISTILL_SOFT.expansion
+
+
+def two_ranks(rank, port, recipe, out):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    wf, _ = run(recipe=recipe, steps=4)
+    if rank == 0:
+        torch.save(wf.alphas.detach(), out)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("recipe", [PAPER, DISTILL_SOFT], ids=lambda r: r.name)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_two_processes_give_the_result_of_one(tmp_path, recipe):
+    recipe = dataclasses.replace(recipe, forget_share=1.0)  # equal numbers of pairs on both ranks
+    out, port = tmp_path / "alphas.pt", 20000 + os.getpid() % 20000
+    mp.spawn(two_ranks, (port, recipe, str(out)), nprocs=2)
+    alone, _ = run(recipe=recipe, steps=4)
+    torch.testing.assert_close(torch.load(out), alone.alphas.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_untraining_inside_forgetting_is_refused():
+    wf = linear()
+    with wf.forgetting(1), pytest.raises(RuntimeError, match="untrain inside a forgetting block"):
+        run(wf)
+
+
+def test_time_is_recorded():
+    began = time.perf_counter()
+    _, history = run(steps=2)
+    assert 0 < history.seconds <= time.perf_counter() - began
