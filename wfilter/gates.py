@@ -7,6 +7,7 @@ of a mixed batch are one gather (or one matrix product for sets) and one sigmoid
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +123,7 @@ def one_set(
     """The bool vector ``(num_classes,)`` of one class or set; ``None`` for anything per sample."""
     if isinstance(forget, Tensor):
         return None
-    members = forget if isinstance(forget, (set, frozenset)) else [forget]
+    members: list[Any] = list(forget) if isinstance(forget, (set, frozenset)) else [forget]
     if any(isinstance(m, bool) or not isinstance(m, (int, str)) for m in members):
         raise TypeError(
             f"forget={forget!r} is not understood. Pass one class (int or name), a set of classes "
