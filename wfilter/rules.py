@@ -368,6 +368,8 @@ class ProbeMode(InterceptMode):
     def other(self, function: Function, args: Any, kwargs: Any) -> Any:
         """Note targets that reach a function without a rule and come out as another tensor."""
         result = function(*args, **kwargs)
+        if isinstance(result, torch.Size):  # reading a shape is no use
+            return result
         if isinstance(result, (Tensor, tuple, list)) and id(result) not in self.sites:
             values = [*args, *kwargs.values()]
             nested = [v for value in values if isinstance(value, (tuple, list)) for v in value]
