@@ -57,7 +57,7 @@ def save(wf: FilteredModel, path: str | Path) -> Path:
         path = path / FILE
     alphas = {name: alpha.detach().cpu().contiguous().clone() for name, alpha in wf.alpha.items()}
     facts = _facts(wf)
-    facts["digest"] = _digest(facts, alphas)
+    facts["digest"] = digest_of(facts, alphas)
     write_atomically(path, to_bytes(alphas, metadata={"wfilter": json.dumps(facts)}))
     return path
 
@@ -94,6 +94,7 @@ def load(
         example_input=example_input,
     )
     _fill(wf, alphas, path)
+    wf.hard = facts.get("hard", False)
     return wf
 
 
@@ -133,9 +134,30 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{path} cannot be read ({error}). {remedy}") from None
     if version != FORMAT:
         raise ValueError(f"{path} has format {version}, this wfilter reads format {FORMAT}.")
-    if _digest(facts, alphas) != expected:
+    if sorted(alphas) != facts.get("targets"):
+        listed = facts.get("targets") or []
+        missing, extra = sorted(set(listed) - set(alphas)), sorted(set(alphas) - set(listed))
+        raise ValueError(
+            f"{path} is damaged: missing {missing[:3]}, unexpected {extra[:3]}. {remedy}"
+        )
+    if digest_of(facts, alphas) != expected:
         raise ValueError(f"{path} is damaged: its digest does not match its content. {remedy}")
+    if not _sensible(facts, alphas):
+        raise ValueError(f"{path} does not hold filters that wfilter would write. {remedy}")
     return facts, alphas
+
+
+def _sensible(facts: dict[str, Any], alphas: dict[str, Tensor]) -> bool:
+    """Whether all facts are there and of their kind, and the alphas finite and of their shape."""
+    kinds = {"num_classes": int, "granularity": str, "architecture": str, "base": str}
+    names = facts.get("class_names", 0)
+    return (
+        all(type(facts.get(key)) is kind for key, kind in kinds.items())
+        and type(facts.get("hard", False)) is bool
+        and (names is None or (type(names) is list and all(type(n) is str for n in names)))
+        and all(a.ndim == 2 and len(a) == facts["num_classes"] for a in alphas.values())
+        and all(a.is_floating_point() and bool(a.isfinite().all()) for a in alphas.values())
+    )
 
 
 def _facts(wf: FilteredModel) -> dict[str, Any]:
@@ -147,12 +169,15 @@ def _facts(wf: FilteredModel) -> dict[str, Any]:
         "num_classes": wf.num_classes,
         "class_names": None if wf.class_names is None else list(wf.class_names),
         "granularity": wf.granularity,
+        "hard": wf.hard,
+        "targets": sorted(target.name for target in wf.targets),
         "architecture": type(wf.base).__name__,
         "base": fingerprint(wf.base),
     }
 
 
-def _digest(facts: dict[str, Any], alphas: dict[str, Tensor]) -> str:
+def digest_of(facts: dict[str, Any], alphas: dict[str, Tensor]) -> str:
+    """A digest over the facts and tensors of a file, names, shapes and dtypes included."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(alphas):
         _feed(digest, name, alphas[name])
@@ -166,6 +191,18 @@ def _feed(digest: Any, name: str, tensor: Tensor) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file in one step, the content safely on disk first."""
+    try:
+        _write_and_replace(path, content)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(
+            error.errno,
+            f"{path} was not written ({reason}); what was there before is untouched. Free space, "
+            "or choose a folder that can be written to",
+        ) from error
+
+
+def _write_and_replace(path: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

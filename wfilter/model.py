@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NoReturn, Union
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from wfilter.rules import GateMode
 from wfilter.targets import Target
 
 Forget = Union[None, int, str, "set[int]", "set[str]", "frozenset[int]", "frozenset[str]", Tensor]
+
+_OPENING = threading.Lock()
 
 
 @dataclass
@@ -88,8 +91,10 @@ class FilteredModel(nn.Module):
         )
         self._findings = tuple(findings)
         self._pinned: frozenset[int] = frozenset()
+        self._shares = True
         self._probed: dict[tuple[int, ...], tuple[Finding, ...]] = {}
         self._scope: Scope | None = None
+        self._blocks = 0  # forgetting blocks opened so far
         self._compiled: Callable[..., Any] | None = None
 
     # ---- forward ------------------------------------------------------------------------------
@@ -114,9 +119,17 @@ class FilteredModel(nn.Module):
             return self._forward(x, self._per_sample(x, forget))
         if not surgery.is_marked(self.base):
             raise RuntimeError("the filters of this model were removed. Apply them again.")
+        blocks = self._blocks
+        self._refuse_other_thread()
+        output = self._checked(x, forget)
+        if self._blocks != blocks:
+            self._refuse_mixed_threads()
+        return output
+
+    def _checked(self, x: Tensor, forget: Forget) -> Any:
+        """The part outside the compiled graph: refusals, blocks and probes, then the forward."""
         if forget is None and self._scope is None:
             return self.base(x)
-        self._refuse_other_thread()
         self._refuse_recomputation()
         if forget is None:
             if self._compiled is None:
@@ -159,11 +172,14 @@ class FilteredModel(nn.Module):
         _gates.check_per_sample(forget, len(x) * replicas, self.num_classes)
         if self._needs_probe(x):
             self.probe(x)
-        if self._pinned and replicas > 1 and all(f.path == "fused" for f in self._findings_for(x)):
+        fused = all(finding.path == "fused" for finding in self._findings_for(x))
+        if self._shares and self._pinned and replicas > 1 and fused:
             try:
                 return self._run(x, self._mixed_gates(forget), replicas)
-            except RuntimeError:
-                pass  # a shortcut leads around the first gate: the replicas' shapes do not meet
+            except RuntimeError as error:
+                if "must match the size" not in str(error) and "replicas" not in str(error):
+                    raise
+                self._shares = False  # a shortcut leads around the first gate: shapes do not meet
         return self(x.repeat_interleave(replicas, 0), forget)
 
     def pin_open(self, names: Iterable[str]) -> None:
@@ -175,6 +191,7 @@ class FilteredModel(nn.Module):
         with torch.no_grad():
             for name in chosen:
                 self.alpha[name].fill_(_gates.HARD)
+        self._shares = True
         self._pinned = frozenset(i for i, t in enumerate(self.targets) if t.name in chosen)
 
     def _one_sample(self, x: Tensor, gates: Tensor) -> Any:
@@ -293,14 +310,14 @@ class FilteredModel(nn.Module):
             True
         """
         row = None if forget is None else self._whole_row(forget, "forgetting")
-        self._refuse_other_thread()
         self._check_values(None)
         with ExitStack() as stack:
-            if self._scope is None:
-                self._scope = Scope(threading.get_ident(), [], [])
+            if self._open_scope():
                 stack.callback(setattr, self, "_scope", None)
+                assert self._scope is not None
                 filters = surgery.parametrized(self.base, self.targets, self.alphas, self._gate_now)
                 self._scope.filters = stack.enter_context(filters)
+            assert self._scope is not None
             self._scope.rows.append(row)
             self._refresh_filters()
             try:
@@ -308,6 +325,16 @@ class FilteredModel(nn.Module):
             finally:
                 self._scope.rows.pop()
                 self._refresh_filters()
+
+    def _open_scope(self) -> bool:
+        """Make this thread the owner of the blocks; False where it is already."""
+        with _OPENING:
+            self._refuse_other_thread()
+            if self._scope is not None:
+                return False
+            self._scope = Scope(threading.get_ident(), [], [])
+            self._blocks += 1
+            return True
 
     def _gate_now(self, name: str) -> Tensor:
         """The gates of one target in the innermost block."""
@@ -344,6 +371,22 @@ class FilteredModel(nn.Module):
             )
         return row
 
+    def refuse_other_classes(self, data: object) -> None:
+        """Stop where data names its classes otherwise: a label would reach another class's row.
+
+        Names are looked for in ``data.class_names`` and ``data.dataset.class_names``.
+        """
+        inner = getattr(data, "dataset", None)
+        names = getattr(data, "class_names", None) or getattr(inner, "class_names", None)
+        if names is None or self.class_names is None or tuple(names) == self.class_names:
+            return
+        pairs = zip_longest(self.class_names, names)
+        row, (ours, theirs) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
+        raise ValueError(
+            f"class {row} is {ours!r} for these filters, but {theirs!r} in the data.\n"
+            "Give the data the order of wf.class_names."
+        )
+
     def refuse_inside_forgetting(self, what: str) -> None:
         """Stop where the base model must not be parametrized."""
         if self._scope is not None:
@@ -351,10 +394,13 @@ class FilteredModel(nn.Module):
 
     def _refuse_other_thread(self) -> None:
         if self._scope is not None and self._scope.thread != threading.get_ident():
-            raise RuntimeError(
-                "another thread is inside wf.forgetting(...). In threads pass forget= to the call, "
-                "or give each thread its own copy.deepcopy(wf)."
-            )
+            self._refuse_mixed_threads()
+
+    def _refuse_mixed_threads(self) -> NoReturn:
+        raise RuntimeError(
+            "another thread is inside wf.forgetting(...). In threads pass forget= to the call, "
+            "or give each thread its own copy.deepcopy(wf)."
+        )
 
     def _refuse_recomputation(self) -> None:
         """Gradient checkpointing runs layers again in the backward pass, without the gates."""
