@@ -274,7 +274,7 @@ class Untraining:
         """The settings in full; ``wfilter untrain --config`` repeats the run."""
         own = {k: v for k, v in vars(self).items() if k not in ("job", "recipe", "out")}
         facts = {**vars(absolute(self.job)), **own}
-        given = {name: value for name, value in facts.items() if value not in (None, (), False)}
+        given = {name: value for name, value in facts.items() if value not in (None, ())}
         return settings.write({**given, "recipe": self.recipe.to_dict()})
 
     def run(self, device: str | None, rank: int, *, resume: bool, progress: bool | None) -> History:
