@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from wfilter.tables import Comparison, Line, Table, aligned, number, piped, plain
+
 if TYPE_CHECKING:
     from rich.console import Group
 
@@ -19,18 +21,6 @@ Better = Literal["higher", "lower", "retrained", "none"]
 Kind = Literal["percent", "number", "seconds", "count", "epochs"]
 Derived = Literal["", "worst", "gap", "routing"]
 
-ARROWS = {"higher": "↑", "lower": "↓", "retrained": "≈", "none": ""}
-DIRECTIONS = {
-    "higher": "higher is better",
-    "lower": "lower is better",
-    "retrained": "the retrained model's number is the bar",
-    "none": "for orientation",
-}
-LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "≈": r"$\approx$"},
-    **{"\\": r"\textbackslash{}", ">": "$>$", "<": "$<$", "~": r"\textasciitilde{}"},
-}
 FIRST = ("original", "retrained", "random network")
 """Methods that stand above the others: what all of them are compared with."""
 
@@ -284,7 +274,7 @@ class Report:
         value = self.value(method, column.name)
         if value is None:
             return ""
-        text = _number(value, column.kind)
+        text = number(value, column.kind)
         if column.derived == "worst":
             worst = self.worst(method, column.source)
             return text if worst is None else f"{text} {self.name_of(worst[1])}"
@@ -301,7 +291,7 @@ class Report:
 
     def notes(self) -> list[str]:
         """Facts and remarks, one line each."""
-        lines = [f"{name}: {_plain(value)}" for name, value in self.facts.items() if value != []]
+        lines = [f"{name}: {plain(value)}" for name, value in self.facts.items() if value != []]
         return [*lines, *self._routing_lines()]
 
     def _routing_lines(self) -> list[str]:
@@ -323,7 +313,7 @@ class Report:
     def __str__(self) -> str:
         parts = [self.heading()]
         for table in self.tables():
-            parts.append(f"{table.title}\n{_aligned(table.grid())}\n{table.definitions('  ')}")
+            parts.append(f"{table.title}\n{aligned(table.grid())}\n{table.definitions('  ')}")
         return "\n\n".join([*parts, "\n".join(self.notes())])
 
     def __rich__(self) -> Group:
@@ -347,7 +337,7 @@ class Report:
         parts = [self.heading() + "."]
         for table in self.tables():
             title = table.title[0].upper() + table.title[1:]
-            parts.append(f"### {title}\n\n{_piped(table.grid())}\n\n{table.definitions('- ')}")
+            parts.append(f"### {title}\n\n{piped(table.grid())}\n\n{table.definitions('- ')}")
         return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes())]) + "\n"
 
     def to_latex(self) -> str:
@@ -383,131 +373,6 @@ class Report:
             raise ValueError(
                 f"{where} is not a report ({error!r}). Write it with report.to_json(path)."
             ) from None
-
-
-@dataclass(frozen=True)
-class Table:
-    """One group of columns, all cells as text."""
-
-    title: str
-    columns: tuple[Column, ...]
-    lines: Mapping[str, Sequence[str]]
-
-    def grid(self) -> list[list[str]]:
-        """The header and a line for each method."""
-        header = ["method", *(f"{c.name} {ARROWS[c.better]}".strip() for c in self.columns)]
-        return [header, *([method, *cells] for method, cells in self.lines.items())]
-
-    def definitions(self, bullet: str) -> str:
-        """A line for each column: what it is and which way is better."""
-        return "\n".join(
-            f"{bullet}{c.name}: {c.definition} ({DIRECTIONS[c.better]})" for c in self.columns
-        )
-
-    def to_latex(self) -> str:
-        """A ``tabular`` with ``booktabs`` rules."""
-        header, *lines = [[_escaped(cell) for cell in line] for line in self.grid()]
-        body = "\n".join(" & ".join(line) + r" \\" for line in lines)
-        comments = "\n".join(f"% {line}" for line in self.definitions("").splitlines())
-        return (
-            f"% {self.title}\n\\begin{{tabular}}{{l{'r' * len(self.columns)}}}\n\\toprule\n"
-            f"{' & '.join(header)} \\\\\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
-            f"{comments}"
-        )
-
-
-@dataclass(frozen=True)
-class Line:
-    """One number of two reports."""
-
-    method: str
-    column: Column
-    here: float
-    there: float
-
-    @property
-    def difference(self) -> float:
-        """Positive where this report's number is larger."""
-        return self.here - self.there
-
-    @property
-    def verdict(self) -> str:
-        """Whether this report's number is the better one; nothing where no direction is known."""
-        if self.column.better not in ("higher", "lower") or self.here == self.there:
-            return ""
-        return "better" if (self.difference > 0) == (self.column.better == "higher") else "worse"
-
-    def cells(self) -> list[str]:
-        """The line as text."""
-        kind, arrow = self.column.kind, ARROWS[self.column.better]
-        here, there = _number(self.here, kind), _number(self.there, kind)
-        sign = "" if self.difference < 0 else "+"
-        difference = f"{sign}{_number(self.difference, kind)} {self.verdict}".strip()
-        return [self.method, f"{self.column.name} {arrow}".strip(), here, there, difference]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two reports, number by number; made by `Report.against`."""
-
-    lines: tuple[Line, ...]
-
-    def grid(self) -> list[list[str]]:
-        """The header and a line for each shared number."""
-        header = ["method", "column", "this", "other", "difference"]
-        return [header, *(line.cells() for line in self.lines)]
-
-    def __str__(self) -> str:
-        return _aligned(self.grid(), left=(0, 1, 4))
-
-    def to_markdown(self) -> str:
-        """A pipe table."""
-        return _piped(self.grid()) + "\n"
-
-
-# ---- text -----------------------------------------------------------------------------------
-
-
-def _number(value: float, kind: Kind) -> str:
-    if kind == "percent":
-        return f"{100 * value:.1f}"
-    if kind == "number":
-        return f"{value:.3f}"
-    if kind == "count":
-        return f"{value:,.0f}"
-    if kind == "seconds":
-        return f"{value:,.3f}" if abs(value) < 0.1 else f"{value:,.1f}"
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _aligned(grid: list[list[str]], left: Sequence[int] = (0,)) -> str:
-    widths = [max(map(len, column)) for column in zip(*grid)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths))
-        )
-        for line in grid
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _piped(grid: list[list[str]]) -> str:
-    header, *lines = [[cell.replace("|", r"\|") for cell in line] for line in grid]
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
-
-
-def _escaped(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value))
-    return f"{value:,}" if isinstance(value, int) and abs(value) > 9999 else str(value)
 
 
 def _listed(report: Report) -> str:
