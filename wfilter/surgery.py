@@ -127,6 +127,8 @@ def remove_weight_filtering(filtered: nn.Module) -> nn.Module:
         )
     if isinstance(filtered, FilteredModel):
         filtered.refuse_inside_forgetting("remove_weight_filtering")
+    if any(isinstance(module, WeightFilter) for module in base.modules()):
+        raise RuntimeError("remove_weight_filtering inside a forgetting block. Leave it first.")
     return unmark(base)
 
 
