@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wfilter.checkpoint import write_atomically
+from wfilter.checkpoint import digest_of, fingerprint, write_atomically
 from wfilter.history import History, Record
 
 if TYPE_CHECKING:
@@ -22,6 +22,18 @@ class Keeper:
 
     path: Path
     every: int
+    _model: dict[str, Any] = field(default_factory=dict)
+
+    def model(self, run: Run) -> dict[str, Any]:
+        """What a checkpoint must share with the run: base model, targets and class names."""
+        if not self._model:
+            names = run.wf.class_names
+            self._model = {
+                "base": fingerprint(run.wf.base),
+                "targets": [target.name for target in run.wf.targets],
+                "class_names": None if names is None else list(names),
+            }
+        return self._model
 
     def store(self, run: Run) -> None:
         """Write the run's state in one step."""
@@ -33,7 +45,8 @@ class Keeper:
         for key, value in run.optimiser.state.get(run.wf.alphas, {}).items():
             tensors[f"optimiser.{key}"] = torch.as_tensor(value)
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        facts = {
+        facts: dict[str, Any] = {
+            "model": self.model(run),
             "step": run.step,
             "epoch": run.epoch,
             "position": run.position,
@@ -41,6 +54,7 @@ class Keeper:
             "bad": run.bad,
             "history": json.loads(run.history.to_json()),
         }
+        facts["digest"] = digest_of(facts, tensors)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, save(tensors, metadata={"untrain": json.dumps(facts)}))
 
@@ -54,6 +68,8 @@ class Keeper:
             with safe_open(self.path, framework="pt") as file:
                 facts = json.loads((file.metadata() or {})["untrain"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if facts.pop("digest") != digest_of(facts, tensors):
+                raise ValueError("its digest does not match its content")
         except Exception as error:
             raise ValueError(
                 f"{self.path} is not a checkpoint of untrain ({error}). Delete it to start over."
@@ -64,9 +80,10 @@ class Keeper:
                 f"{self.path} belongs to another run: recipe or seed differ. Use the same "
                 "settings, or another checkpoint file."
             )
-        if tensors["alphas"].shape != run.wf.alphas.shape:
+        if facts["model"] != self.model(run):
             raise ValueError(
-                f"{self.path} belongs to another model: its alphas have another shape."
+                f"{self.path} belongs to another model: base model, targets or class names differ. "
+                "Use the same ones, or another checkpoint file."
             )
         with torch.no_grad():
             run.wf.alphas.copy_(tensors.pop("alphas"))
