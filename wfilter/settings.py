@@ -14,6 +14,7 @@ from typing import Any
 from wfilter.recipes import Recipe, get_recipe
 
 FILE = "settings.toml"
+MOST_BYTES = 2**20
 NONE = "none"  # TOML has no word for it
 
 
@@ -30,6 +31,8 @@ def read(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist. Give the path of a TOML file.")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} has more than {MOST_BYTES} bytes: it is no settings file.")
     settings = _parse(path.read_bytes().decode("utf-8", errors="replace"), str(path))
     weights = settings.get("weights")
     if isinstance(weights, str) and weights not in ("", "data"):
@@ -127,4 +130,6 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         settings: dict[str, Any] = toml.loads(text)
     except ValueError as error:
         raise ValueError(f"{source} is not valid TOML: {error}.") from None
+    except RecursionError:
+        raise ValueError(f"{source} is not valid TOML: too deeply nested.") from None
     return settings
