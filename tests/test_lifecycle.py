@@ -169,8 +169,11 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.wf is not None)
     @rule(
         bad=st.sampled_from(
-            [7, -1, "elk", True, 1.5, {0, 9}, torch.tensor([0, 9, 0]), torch.tensor([-2, 0, 0])]
-            + [torch.zeros(3), torch.zeros(2).long(), torch.ones(3, 2).bool(), [0, 1, 2], object()]
+            [
+                *(7, -1, "elk", True, 1.5, {0, 9}, [0, 1, 2], object()),
+                *(torch.tensor([0, 9, 0]), torch.tensor([-2, 0, 0]), torch.zeros(3)),
+                *(torch.zeros(2).long(), torch.ones(3, 2).bool()),
+            ]
         )
     )
     def refused_forward(self, bad):

@@ -17,13 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.gates import HARD
-from wfilter.surgery import apply_weight_filtering
+from wfilter.surgery import apply_weight_filtering, remove_weight_filtering
 
 if TYPE_CHECKING:
     from wfilter.model import FilteredModel
 
 FORMAT = 1
 FILE = "filters.safetensors"
+REMEDY = "Copy the file again or write it anew with wf.save(path)."
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -76,7 +79,7 @@ def load(
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist. Write it with wf.save(path).")
-    facts, alphas = _read(path)
+    facts, shapes = _read(path)
     found = fingerprint(model)
     if found != facts["base"]:
         raise ValueError(
@@ -85,78 +88,89 @@ def load(
             f"  fingerprint of this {type(model).__name__}: {found[:16]}\n"
             "Load the weights the filters were trained on before attaching them."
         )
-    wf = apply_weight_filtering(
-        model,
-        facts["num_classes"],
-        targets=lambda name, module, parameter: name in alphas,
-        granularity=facts["granularity"],
-        class_names=facts["class_names"],
-        example_input=example_input,
-    )
-    _fill(wf, alphas, path)
-    wf.hard = facts.get("hard", False)
+    try:
+        wf = apply_weight_filtering(
+            model,
+            facts["num_classes"],
+            targets=lambda name, module, parameter: name in shapes,
+            granularity=facts["granularity"],
+            class_names=facts.get("class_names"),
+            example_input=example_input,
+        )
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit this model: {error}") from error
+    try:
+        _fill(wf, path, facts, shapes)
+    except BaseException:
+        remove_weight_filtering(wf)
+        raise
     return wf
 
 
-def _fill(wf: FilteredModel, alphas: dict[str, Tensor], path: Path) -> None:
-    """In place: all alphas, or none and the filters taken off again."""
-    from wfilter.surgery import remove_weight_filtering
-
+def _fill(wf: FilteredModel, path: Path, facts: dict[str, Any], shapes: Shapes) -> None:
+    """In place: the alphas of a file, read only where their shapes are those of the model."""
     expected = {name: tuple(alpha.shape) for name, alpha in wf.alpha.items()}
-    given = {name: tuple(alpha.shape) for name, alpha in alphas.items()}
-    if expected != given:
-        remove_weight_filtering(wf)
-        missing, extra = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
+    if expected != shapes:
+        missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
         raise ValueError(
             f"{path} does not fit this model: missing {missing[:3]}, unexpected {extra[:3]}, or "
             "shapes differ."
         )
+    alphas = _read_alphas(path, facts)
     with torch.no_grad():
         for name, alpha in alphas.items():
             wf.alpha[name].copy_(alpha)
     wf.pin_open(name for name, alpha in alphas.items() if bool((alpha == HARD).all()))
+    wf.hard = facts.get("hard", False)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path) -> tuple[dict[str, Any], Shapes]:
+    """The facts of a file and the shapes of its alphas, which are not looked at yet."""
     from safetensors import safe_open
 
-    remedy = "Copy the file again or write it anew with wf.save(path)."
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            alphas = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts = json.loads(metadata["wfilter"])
-        expected = facts.pop("digest")
-        version = facts["format"]
+            shapes = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
+            facts = json.loads((file.metadata() or {})["wfilter"])
+            version, _ = facts["format"], facts["digest"]
     except KeyError:
         raise ValueError(f"{path} is not a wfilter file: it carries no filter facts.") from None
     except Exception as error:
-        raise ValueError(f"{path} cannot be read ({error}). {remedy}") from None
+        raise ValueError(f"{path} cannot be read ({error}). {REMEDY}") from None
     if version != FORMAT:
         raise ValueError(f"{path} has format {version}, this wfilter reads format {FORMAT}.")
-    if sorted(alphas) != facts.get("targets"):
+    if not _sensible(facts, shapes):
+        raise ValueError(f"{path} does not hold filters that wfilter would write. {REMEDY}")
+    if sorted(shapes) != facts.get("targets"):
         listed = facts.get("targets") or []
-        missing, extra = sorted(set(listed) - set(alphas)), sorted(set(alphas) - set(listed))
+        missing, extra = sorted(set(listed) - set(shapes)), sorted(set(shapes) - set(listed))
         raise ValueError(
-            f"{path} is damaged: missing {missing[:3]}, unexpected {extra[:3]}. {remedy}"
+            f"{path} is damaged: missing {missing[:3]}, unexpected {extra[:3]}. {REMEDY}"
         )
-    if digest_of(facts, alphas) != expected:
-        raise ValueError(f"{path} is damaged: its digest does not match its content. {remedy}")
-    if not _sensible(facts, alphas):
-        raise ValueError(f"{path} does not hold filters that wfilter would write. {remedy}")
-    return facts, alphas
+    return facts, shapes
 
 
-def _sensible(facts: dict[str, Any], alphas: dict[str, Tensor]) -> bool:
-    """Whether all facts are there and of their kind, and the alphas finite and of their shape."""
+def _read_alphas(path: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        alphas = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if digest_of({k: v for k, v in facts.items() if k != "digest"}, alphas) != facts["digest"]:
+        raise ValueError(f"{path} is damaged: its digest does not match its content. {REMEDY}")
+    if not all(a.is_floating_point() and bool(a.isfinite().all()) for a in alphas.values()):
+        raise ValueError(f"{path} holds alphas that are no finite numbers. {REMEDY}")
+    return alphas
+
+
+def _sensible(facts: dict[str, Any], shapes: Shapes) -> bool:
+    """Whether all facts are there and of their kind, and the alphas have a row per class."""
     kinds = {"num_classes": int, "granularity": str, "architecture": str, "base": str}
-    names = facts.get("class_names", 0)
+    lists = [facts.get("class_names"), facts.get("targets")]
     return (
         all(type(facts.get(key)) is kind for key, kind in kinds.items())
         and type(facts.get("hard", False)) is bool
-        and (names is None or (type(names) is list and all(type(n) is str for n in names)))
-        and all(a.ndim == 2 and len(a) == facts["num_classes"] for a in alphas.values())
-        and all(a.is_floating_point() and bool(a.isfinite().all()) for a in alphas.values())
+        and all(n is None or (type(n) is list and all(type(s) is str for s in n)) for n in lists)
+        and all(len(s) == 2 and s[0] == facts["num_classes"] for s in shapes.values())
     )
 
 
