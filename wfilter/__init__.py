@@ -3,6 +3,7 @@
 from wfilter.checkpoint import load
 from wfilter.columns import Budget
 from wfilter.evaluate import compare, evaluate
+from wfilter.export import export
 from wfilter.model import FilteredModel
 from wfilter.recipes import RECIPES, Recipe
 from wfilter.report import Report
@@ -22,6 +23,7 @@ __all__ = [
     "apply_weight_filtering",
     "compare",
     "evaluate",
+    "export",
     "find_targets",
     "load",
     "register",

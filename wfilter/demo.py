@@ -5,6 +5,7 @@ Uses scikit-learn's digits, which are real images and come with it, so it needs 
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +38,7 @@ RECIPE = replace(
     set_share=0.0,
 )
 STEPS = 300
+EXAMPLE_MODELS = {"digits": "cnn-digits", "mnist": "resnet18-mnist", "cifar10": "resnet18-cifar"}
 
 Say = Callable[[str], None]
 
@@ -107,6 +109,35 @@ def _fit(model: nn.Module, batches: data.Batches, epochs: int | None, name: str)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             cycle.step()
+
+
+def example_problem(
+    description: str = "", arguments: Sequence[str] | None = None
+) -> tuple[nn.Module, data.ImageSet, data.ImageSet]:
+    """What the examples start from: a trained classifier, its training and its test images.
+
+    Args:
+        description: Shown by ``--help``.
+        arguments: ``--dataset`` (digits, mnist or cifar10) and ``--data``, the data folder; by
+            default those of the command line. On cifar10 the classifier's weights come from there.
+
+    Example:
+        >>> model, train, test = example_problem(arguments=["--dataset", "digits"])
+        >>> len(train), len(test)
+        (1438, 359)
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--dataset", choices=tuple(EXAMPLE_MODELS), default="digits")
+    parser.add_argument("--data", help="the data folder; default: $WFILTER_DATA")
+    given = parser.parse_args(arguments)
+    name = EXAMPLE_MODELS[given.dataset]
+    facts = vars(zoo.input_facts(f"wfilter:{name}"))
+    train = data.load(given.dataset, "train", given.data, **facts)
+    test = data.load(given.dataset, "test", given.data, **facts)
+    if given.dataset == "cifar10":
+        weights = zoo.weights_path(f"wfilter:{name}", given.data)
+        return zoo.load_weights(zoo.create(name), weights), train, test
+    return train_original(name, train, epochs=6 if name == "cnn-digits" else 1), train, test
 
 
 def demo(

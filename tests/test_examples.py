@@ -1,0 +1,76 @@
+"""Every example runs, from its first line to the assert that proves its claim."""
+
+import copy
+import json
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from wfilter import demo, rules
+
+FOLDER = Path(__file__).parent.parent / "examples"
+FAST = ("wrap_any_model", "untrain_digits", "own_training_loop", "own_layer", "bake_and_ship")
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+@cache
+def original():
+    """The digits' classifier that the examples share, so that it is trained once."""
+    return demo.example_problem(arguments=[])
+
+
+@pytest.fixture
+def shared_original(monkeypatch):
+    def problem(description="", arguments=None):
+        model, train, test = original()
+        return copy.deepcopy(model), train, test
+
+    monkeypatch.setattr(demo, "example_problem", problem)
+
+
+@pytest.fixture(autouse=True)
+def _rules_as_before():
+    before = dict(rules.RULES)
+    yield
+    rules.RULES.clear()
+    rules.RULES.update(before)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in NAMES]
+)
+def test_example_proves_its_claim(name, shared_original, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    space = runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    assert f"examples/{name}.py" in space["__doc__"], "the docstring gives the command"
+    assert capsys.readouterr().out.strip(), "and the example prints what it found"
+
+
+@pytest.mark.slow
+def test_two_processes_agree():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = str(FOLDER / "two_processes.py")
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", script], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Acc_r" in done.stdout
+
+
+def test_each_script_asserts_something():
+    for name in NAMES:
+        assert "\nassert " in (FOLDER / f"{name}.py").read_text().replace("    assert", "assert")
+
+
+@pytest.mark.slow
+def test_notebook_runs_from_top_to_bottom(shared_original):
+    notebook = json.loads((FOLDER / "first_steps.ipynb").read_text())
+    cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert cells
+    space: dict[str, object] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), space)
