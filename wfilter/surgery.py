@@ -163,12 +163,17 @@ def plain_copy(base: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def bake(base: nn.Module, targets: Sequence[Target], gates: Mapping[str, Tensor]) -> nn.Module:
-    """A plain copy of ``base`` with each target multiplied by its gates ``(units,)``."""
+    """A plain copy of ``base`` with each target multiplied by its gates ``(units,)``.
+
+    Under a gate of 0 nothing is left of a weight.
+    """
     model = plain_copy(base)
     for target in targets:
         path, name = target.owners[0]
         parameter = getattr(model.get_submodule(path), name)
-        parameter.copy_(parameter * target.spread(gates[target.name]).to(parameter.dtype))
+        gate = target.spread(gates[target.name]).to(parameter.dtype)
+        # Not just the product: -2 * 0 is -0, whose sign would still tell the weight's.
+        parameter.copy_(torch.where(gate == 0, 0.0, parameter * gate))
     return model
 
 
@@ -360,6 +365,11 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
         raise RuntimeError(
             "a part of this model is already compiled, and filters attached now would be ignored. "
             "Apply weight filtering first, then compile: wf.compile()."
+        )
+    if any(".quantized" in type(m).__module__ for m in model.modules()):
+        raise ValueError(
+            f"this {type(model).__name__} is quantised: its int8 weights are packed where no gate "
+            "reaches them. Filter the float model, then quantise wf.bake(forget=...)."
         )
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         raise ValueError(
