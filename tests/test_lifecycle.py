@@ -338,6 +338,7 @@ class TestLife(Life.TestCase):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 class TestLongLives(Life.TestCase):
     settings = lives(250, 50)
 

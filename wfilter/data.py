@@ -286,6 +286,10 @@ def _check_images(dataset: ImageSet) -> None:
 
 def _check_labels(dataset: ImageSet) -> None:
     labels, count = dataset.labels, len(dataset.images)
+    names = dataset.class_names
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{dataset.name} has the class {twice!r} more than once.")
     if labels.dtype != torch.int64 or labels.shape != (count,):
         raise ValueError(
             f"labels are {labels.dtype} {tuple(labels.shape)}. Expected int64 ({count},)."

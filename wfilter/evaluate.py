@@ -146,6 +146,8 @@ def make_bench(
     """
     batches = as_batches(data)
     if isinstance(model, FilteredModel):
+        model.refuse_other_classes(data)
+        model.refuse_other_classes(train)
         base, number, names = model.base, model.num_classes, model.class_names
     elif rows is None or original is None:
         raise ValueError(

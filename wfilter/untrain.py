@@ -128,6 +128,8 @@ class Run:
         seed: int,
     ):
         wf.refuse_inside_forgetting("untrain")
+        wf.refuse_other_classes(train)
+        wf.refuse_other_classes(val)
         self.wf, self.train, self.val, self.recipe, self.seed = wf, train, val, recipe, seed
         self.history = History(recipe.to_dict(), seed)
         self.step = self.epoch = self.position = 0
@@ -305,7 +307,13 @@ class Run:
             assert gradient is not None
             if gradient.is_sparse:
                 gradient = gradient.to_dense()
-            dist.all_reduce(gradient)
+            try:
+                dist.all_reduce(gradient)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"another process of this run has stopped, at step {self.step}. See its own "
+                    "message; start all of them again with resume=True."
+                ) from error
             self.wf.alphas.grad = gradient / self.world
 
     def _set_learning_rate(self) -> None:

@@ -74,6 +74,7 @@ def take_sample(wf: FilteredModel, data: ImageSet | Iterable[Any], per_class: in
         >>> take_sample(wf, [batch], 2).labels
         tensor([0, 1, 1, 0])
     """
+    wf.refuse_other_classes(data)
     if isinstance(data, ImageSet):
         index = _first_of_each(data.labels, per_class)
         images, labels = data.batch(index)
