@@ -373,7 +373,7 @@ def test_the_area_equals_numpys_trapezoid():
 
 def test_gate_order_beats_the_random_control_when_the_gates_are_right():
     gates = {"a": torch.ones(100)}
-    gates["a"][torch.randperm(100)[:10]] = 0.0
+    gates["a"][torch.randperm(100, generator=torch.Generator().manual_seed(99))[:10]] = 0.0
     important = gates["a"] == 0
 
     def confidence(gates):
