@@ -14,13 +14,14 @@ from wfilter import demo, rules
 
 FOLDER = Path(__file__).parent.parent / "examples"
 FAST = ("wrap_any_model", "untrain_digits", "own_training_loop", "own_layer", "bake_and_ship")
+TRAIN = demo.example_problem
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 @cache
 def original():
     """The digits' classifier that the examples share, so that it is trained once."""
-    return demo.example_problem(arguments=[])
+    return TRAIN(arguments=[])
 
 
 @pytest.fixture
