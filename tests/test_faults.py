@@ -168,6 +168,7 @@ def loader(last=None):
     return DataLoader(Dying(last), batch_size=8, num_workers=1, shuffle=False)
 
 
+@pytest.mark.slow
 def test_a_data_loader_worker_that_dies_stops_the_run_which_then_resumes_exactly(tmp_path):
     path = tmp_path / "run.safetensors"
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* (killed|exited unexpectedly)"):
