@@ -207,7 +207,7 @@ class Show:
         self.say(_batch_table(batch, self.test.class_names))
         self._write(wf, model)
         if pages:
-            self._draw(wf)
+            self._draw(wf, batch)
         return Outcome(self.name, str(self.folder), lines, batch)
 
     def _untrain(self, model: nn.Module) -> FilteredModel:
@@ -257,8 +257,7 @@ class Show:
     @torch.no_grad()
     def _mixed_batch(self, wf: FilteredModel) -> tuple[Shown, ...]:
         """One image of each digit; every other one forgets its own class, the rest another."""
-        first = [int((self.test.labels == row).nonzero()[0]) for row in range(10)]
-        images, labels = self.test.batch(torch.tensor(first))
+        images, labels = self.test.batch(self._one_of_each())
         forget = torch.where(labels % 2 == 0, labels, (labels + 4) % 10)
         before, after = wf(images).argmax(1), wf(images, forget=forget).argmax(1)
         columns = (labels.tolist(), forget.tolist(), before.tolist(), after.tolist())
@@ -280,12 +279,24 @@ class Show:
             changes["targets"] = TARGETS[self.name]
         (self.folder / settings.FILE).write_text(settings.write({**facts, **changes}))
 
-    def _draw(self, wf: FilteredModel) -> None:
+    def _draw(self, wf: FilteredModel, batch: Sequence[Shown]) -> None:
         from wfilter.page import write_page
 
         self.history.plot(self.folder / "history.png")
+        self._draw_batch(batch)
         title = f"What {self.name} forgets, and with which units"
         write_page(wf, self.test, self.folder / "page.html", title=title, history=self.history)
+
+    def _draw_batch(self, batch: Sequence[Shown]) -> None:
+        from wfilter.plots import pictures
+
+        names = self.test.class_names
+        captions = [f"{names[x.label]} without {names[x.forget]}: {names[x.after]}" for x in batch]
+        images, _ = self.test.batch(self._one_of_each())
+        pictures(images, self.folder / "mixed-batch.png", captions, columns=5)
+
+    def _one_of_each(self) -> Tensor:
+        return torch.tensor([int((self.test.labels == row).nonzero()[0]) for row in range(10)])
 
 
 def half_shifted(images: Tensor, generator: torch.Generator) -> Tensor:
