@@ -296,6 +296,8 @@ class FilteredModel(nn.Module):
     def forgetting(self, forget: Forget) -> Iterator[FilteredModel]:
         """Inside, every forward forgets this class or set, also calls of ``wf.base`` itself.
 
+        (After ``wf.compile()`` only calls of ``wf``: there the base model stays as it is.)
+
         The gated weights are computed once, so a forward costs what the base model costs. Blocks
         nest, the innermost holds; an explicit ``forget=`` argument wins. A block belongs to the
         thread that opened it: other threads must pass ``forget=``, and are refused meanwhile.
@@ -314,9 +316,7 @@ class FilteredModel(nn.Module):
         with ExitStack() as stack:
             if self._open_scope():
                 stack.callback(setattr, self, "_scope", None)
-                assert self._scope is not None
-                filters = surgery.parametrized(self.base, self.targets, self.alphas, self._gate_now)
-                self._scope.filters = stack.enter_context(filters)
+                self._filter_base(stack)
             assert self._scope is not None
             self._scope.rows.append(row)
             self._refresh_filters()
@@ -325,6 +325,16 @@ class FilteredModel(nn.Module):
             finally:
                 self._scope.rows.pop()
                 self._refresh_filters()
+
+    def _filter_base(self, stack: ExitStack) -> None:
+        """Parametrize the base model for a block; a compiled forward passes the row along instead.
+
+        Parametrizing changes the classes of modules, which would compile anew at every block.
+        """
+        if self._compiled is None:
+            assert self._scope is not None
+            filters = surgery.parametrized(self.base, self.targets, self.alphas, self._gate_now)
+            self._scope.filters = stack.enter_context(filters)
 
     def _open_scope(self) -> bool:
         """Make this thread the owner of the blocks; False where it is already."""
@@ -507,6 +517,7 @@ class FilteredModel(nn.Module):
         One graph serves all labels, another all sets. Checks of the labels stay outside the graph,
         and so does ``forgetting``, which then costs a mixed batch.
         """
+        self.refuse_inside_forgetting("compile")
         self._compiled = torch.compile(self._forward, *args, **kwargs)
         return self
 
