@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import gc
+import hashlib
 import json
 import math
 import multiprocessing
@@ -301,6 +302,7 @@ class Built:
     edge: int
     left_out: int
     parameters: int
+    fingerprint: str
 
 
 # Per family and depth: the attempt that worked last is the first one for the next architecture.
@@ -367,7 +369,12 @@ def _build(
         raise Unsuitable(f"no classifier: its output is {given}, not ({SAMPLES}, {CLASSES}) logits")
     if not int8 and (not logits.isfinite().all() or torch.equal(logits[0], logits[1])):
         raise ValueError(f"random weights give useless logits at {shape}: {logits[0, :3].tolist()}")
-    return Built(model, x, shape[-1], left_out, parameters)
+    print_of = hashlib.sha256(f"{model}{_shapes(model)}{logits.tolist()}".encode()).hexdigest()
+    return Built(model, x, shape[-1], left_out, parameters, print_of)
+
+
+def _shapes(model: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
 
 
 def _own_shape(model: nn.Module) -> tuple[int, ...]:
@@ -576,7 +583,7 @@ def examine(architecture: Architecture, full_depth: bool = False) -> dict[str, A
                 "left_out": built.left_out,
                 "parameters": built.parameters,
             }
-            row |= {"status": "pass", **check_thoroughly(built)}
+            row |= {"status": "pass", **_facts_of(architecture.key, built)}
     except Unsuitable as error:
         row |= {"status": "refused", "why": str(error)}
     except Exception as error:
@@ -584,6 +591,24 @@ def examine(architecture: Architecture, full_depth: bool = False) -> dict[str, A
         if row["status"] == "fail":
             row["where"] = _where(error)
     return {**row, "seconds": round(time.process_time() - start, 2)}
+
+
+# Fingerprint -> the architecture that was checked, and what was found.
+_checked: dict[str, tuple[str, dict[str, Any]]] = {}
+
+
+def _facts_of(key: str, built: Built) -> dict[str, Any]:
+    """The checks, or those of an architecture that is the same network at this size.
+
+    Many differ only in pretrained weights or default image size. The same layers, shapes and
+    logits, from the same random weights, are taken for the same network.
+    """
+    if built.fingerprint in _checked:
+        twin, facts = _checked[built.fingerprint]
+        return {**facts, "same_as": twin}
+    facts = check_thoroughly(built)
+    _checked[built.fingerprint] = key, facts
+    return facts
 
 
 def _status(error: Exception) -> str:
@@ -751,7 +776,9 @@ alphas, which are finite; every target has an effect, or a reason why it cannot;
 filtered model; no parameter or buffer of the base model was touched. Tolerance: {tight:.0e} of the
 largest logit in float64, {loose:.0e} in float32 (models that compute in float32 by themselves or
 have more than {limit:.0f} million parameters). Blocks that only repeat their neighbours are left
-out, except in one architecture per family, which has its full depth.
+out, except in one architecture per family, which has its full depth. {same} architectures turned
+out to be the same network as another one at that size (same layers, shapes and logits: they differ
+in pretrained weights or default image size) and carry its findings.
 """
 
 
@@ -762,6 +789,7 @@ def summarise(rows: list[dict[str, Any]]) -> str:
         HEADER.format(
             **{k: newest[k] for k in ("date", "torch", "timm", "torchvision")},
             cpu=f"{platform.system()} {platform.machine()}, one core",
+            same=sum("same_as" in row for row in rows),
             classes=CLASSES,
             samples=SAMPLES,
             tight=TOLERANCE[torch.float64],
