@@ -157,6 +157,10 @@ def table() -> str:
                 if have
                 else "-"
             )
+        named = wfilter.RECIPES.get(runs[0]["recipe"]["name"])
+        settings = runs[0]["recipe"].items()
+        changed = [f"{k}={v}" for k, v in settings if named and getattr(named, k) != v]
+        name = ", ".join([name, *changed])
         rows.append(
             f"| {model} | {name} | {len(runs)} | {runs[0]['steps']} x {runs[0]['batch_size']} "
             f"| {mean('original'):.2f} | {mean('acc_r'):.2f} ± {spread:.2f} "

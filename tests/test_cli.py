@@ -255,3 +255,12 @@ def test_torchrun_untrains_in_two_processes(run, tmp_path):
     first = load_file(run / "filters.safetensors")
     second = load_file(tmp_path / "two" / "filters.safetensors")
     assert {n: t.shape for n, t in first.items()} == {n: t.shape for n, t in second.items()}
+
+
+def test_a_folder_of_filters_does_not_choose_code_to_run(tmp_path):
+    from wfilter import jobs
+
+    (tmp_path / "filters.safetensors").write_bytes(b"")
+    (tmp_path / "settings.toml").write_text('model = "os:getcwd"\n')
+    with pytest.raises(ValueError, match="names a model by its own code, os:getcwd"):
+        jobs.open_filters(tmp_path)

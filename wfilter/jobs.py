@@ -138,6 +138,12 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
     beside = file.parent / settings.FILE
     known = settings.read(beside) if beside.is_file() else {}
     fields = {name: known[name] for name in Job.__dataclass_fields__ if name in known}
+    source = str(fields.get("model", "")).partition(":")[0]
+    if not given.get("model") and source not in ("timm", "torchvision", "wfilter", ""):
+        raise ValueError(
+            f"{beside} names a model by its own code, {fields['model']}. A folder of filters must "
+            f"not choose what is run: pass --model {fields['model']} if you trust it."
+        )
     job = Job(**{**fields, **{k: v for k, v in given.items() if v not in (None, False)}})
     facts, _ = checkpoint._read(file)
     network = job.network(facts["num_classes"])
