@@ -203,11 +203,11 @@ class Show:
             self._retrained(),
         )
         self.say(_table(lines))
-        batch = self._mixed_batch(wf)
+        images, batch = self._mixed_batch(wf)
         self.say(_batch_table(batch, self.test.class_names))
         self._write(wf, model)
         if pages:
-            self._draw(wf, batch)
+            self._draw(wf, images, batch)
         return Outcome(self.name, str(self.folder), lines, batch)
 
     def _untrain(self, model: nn.Module) -> FilteredModel:
@@ -255,13 +255,20 @@ class Show:
         return self._line("retrained", lambda images, _: model(images), seconds, [RETRAINED])
 
     @torch.no_grad()
-    def _mixed_batch(self, wf: FilteredModel) -> tuple[Shown, ...]:
+    def _mixed_batch(self, wf: FilteredModel) -> tuple[Tensor, tuple[Shown, ...]]:
         """One image of each digit; every other one forgets its own class, the rest another."""
-        images, labels = self.test.batch(self._one_of_each())
+        images, labels = self.test.batch(self._one_of_each(wf))
         forget = torch.where(labels % 2 == 0, labels, (labels + 4) % 10)
         before, after = wf(images).argmax(1), wf(images, forget=forget).argmax(1)
         columns = (labels.tolist(), forget.tolist(), before.tolist(), after.tolist())
-        return tuple(Shown(*row) for row in zip(*columns))
+        return images, tuple(Shown(*row) for row in zip(*columns))
+
+    def _one_of_each(self, wf: FilteredModel) -> Tensor:
+        """The first test image of each class that the base model knows, or else the first."""
+        images, labels = self.test.batch(torch.arange(len(self.test)))
+        known: Tensor = wf(images).argmax(1) == labels
+        fits = 2 * (labels == torch.arange(10)[:, None]).int() + known.int()  # (10, images)
+        return fits.argmax(1)
 
     def _write(self, wf: FilteredModel, model: nn.Module) -> None:
         from safetensors.torch import save_file
@@ -279,24 +286,20 @@ class Show:
             changes["targets"] = TARGETS[self.name]
         (self.folder / settings.FILE).write_text(settings.write({**facts, **changes}))
 
-    def _draw(self, wf: FilteredModel, batch: Sequence[Shown]) -> None:
+    def _draw(self, wf: FilteredModel, images: Tensor, batch: Sequence[Shown]) -> None:
         from wfilter.page import write_page
 
         self.history.plot(self.folder / "history.png")
-        self._draw_batch(batch)
+        self._draw_batch(images, batch)
         title = f"What {self.name} forgets, and with which units"
         write_page(wf, self.test, self.folder / "page.html", title=title, history=self.history)
 
-    def _draw_batch(self, batch: Sequence[Shown]) -> None:
+    def _draw_batch(self, images: Tensor, batch: Sequence[Shown]) -> None:
         from wfilter.plots import pictures
 
         names = self.test.class_names
         captions = [f"{names[x.label]} without {names[x.forget]}: {names[x.after]}" for x in batch]
-        images, _ = self.test.batch(self._one_of_each())
         pictures(images, self.folder / "mixed-batch.png", captions, columns=5)
-
-    def _one_of_each(self) -> Tensor:
-        return torch.tensor([int((self.test.labels == row).nonzero()[0]) for row in range(10)])
 
 
 def half_shifted(images: Tensor, generator: torch.Generator) -> Tensor:

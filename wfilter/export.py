@@ -132,9 +132,10 @@ def _as_graph(
 
 def _image(model: nn.Module, example: Tensor | None) -> Tensor:
     """One image the model takes: the one given, or the first guess that works."""
-    if example is not None:
-        return example[:1]
     base = model.base if isinstance(model, FilteredModel) else model
+    if example is not None:
+        first = next(base.parameters())
+        return example[:1].to(first.device, first.dtype)
     for guess in example_inputs(base):
         try:
             with torch.no_grad():
