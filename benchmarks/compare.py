@@ -111,6 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--retrain-epochs", type=int, default=6)
     parser.add_argument("--relearn-samples", type=int, default=100)
     parser.add_argument("--relearn-epochs", type=int, default=2)
+    parser.add_argument("--relearn-rate", type=float, default=1e-4, help="of Adam, on weights")
     parser.add_argument("--shots", type=int, nargs="+", default=[5])
     parser.add_argument("--shot-steps", type=int, default=4)
     parser.add_argument("--curve-images", type=int, default=8)
@@ -155,6 +156,7 @@ class Work:
             train_images=args.probe_images,
             relearn_samples=args.relearn_samples,
             relearn_epochs=args.relearn_epochs,
+            relearn_rate=args.relearn_rate,
             shots=tuple(args.shots),
             shot_steps=args.shot_steps,
             curve_images=args.curve_images,
@@ -258,7 +260,7 @@ class Work:
 NUMBERS = (
     *("seed", "test_images", "train_images", "probe_images", "retrain_images", "retrain_epochs"),
     *("relearn_samples", "relearn_epochs", "shots", "shot_steps", "curve_images", "curve_steps"),
-    "classes",
+    *("classes", "relearn_rate"),
 )
 
 

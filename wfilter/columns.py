@@ -23,7 +23,9 @@ class Budget:
         set_sizes: Sizes of the random sets.
         relearn_samples: Images of an epoch of relearning.
         relearn_epochs: The cap; the paper's is 100.
-        relearn_rate: Adam's learning rate on weights.
+        relearn_rate: Adam's learning rate on weights. Too large a one ruins any model and looks like
+            lasting forgetting: at 1e-3 a ResNet-18 on CIFAR-10 that forgot nothing falls from 93
+            to 33 % in three steps, at 1e-4 it does not. The original's line is the control.
         relearn_alpha_rate: On alphas.
         shots: Images of each class to relearn from.
         shot_steps: Full-batch steps on them.
@@ -38,7 +40,7 @@ class Budget:
     set_sizes: tuple[int, ...] = (2, 3, 5)
     relearn_samples: int = 500
     relearn_epochs: int = 100
-    relearn_rate: float = 1e-3
+    relearn_rate: float = 1e-4
     relearn_alpha_rate: float = 0.1
     shots: tuple[int, ...] = (1, 5, 10)
     shot_steps: int = 20
@@ -151,7 +153,8 @@ def relearn(problem: Problem) -> list[Column]:
     )
     ways = {
         "alphas": "row's alphas, straight-through where gates are exact.",
-        "weights": "weights of the baked or unlearned model, logit masks taken off first.",
+        "weights": "weights of the baked or unlearned model, logit masks taken off first, "
+        f"learning rate {problem.budget.relearn_rate:g}.",
     }
     return [
         Column(f"relearn {name}", "relearning", "higher", f"{text} {what}", "epochs", cap)
@@ -164,7 +167,11 @@ def few_shot(problem: Problem) -> list[Column]:
     found, group = [], "relearning from few images"
     for k in problem.budget.shots:
         shown = "1 image" if k == 1 else f"{k} images"
-        text = f"after {problem.budget.shot_steps} Adam steps on {shown} of each class."
+        rate = problem.budget.relearn_rate
+        text = (
+            f"after {problem.budget.shot_steps} Adam steps, learning rate {rate:g}, on {shown} of "
+            "each class; where the original's line falls too, training did damage."
+        )
         found.append(Column(f"{k}-shot Acc_f", group, "lower", f"Acc_f {text}"))
         found.append(Column(f"{k}-shot Acc_r", group, "higher", f"Acc_r {text}"))
     return found
