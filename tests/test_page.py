@@ -1,5 +1,6 @@
 """The report: one file that says what was measured, and works in a real browser."""
 
+import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -27,6 +28,10 @@ def small_filters(classes: int) -> wfilter.FilteredModel:
     return wf
 
 
+def named_digits() -> data.ImageSet:
+    return dataclasses.replace(data.load("digits", "test"), class_names=tuple(NAMES))
+
+
 @pytest.fixture(scope="module")
 def untrained():
     torch.manual_seed(0)
@@ -45,7 +50,7 @@ def page(untrained, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     return write_page(
         wf,
-        data.load("digits", "test"),
+        named_digits(),
         path,
         title="Digits & filters",
         facts={"model": "cnn <digits>", "recipe": "distill"},
@@ -88,7 +93,7 @@ def test_ids_are_unique_and_every_reference_has_its_target(page):
 
 def test_the_table_holds_the_accuracies_of_the_filtered_model(untrained, page):
     wf, _ = untrained
-    sample = take_sample(wf, data.load("digits", "test"), 8)
+    sample = take_sample(wf, named_digits(), 8)
     with torch.no_grad():
         after = metrics.forget_accuracy(
             wf(sample.images, forget=sample.labels), sample.labels, sample.labels
