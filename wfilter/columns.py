@@ -23,9 +23,9 @@ class Budget:
         set_sizes: Sizes of the random sets.
         relearn_samples: Images of an epoch of relearning.
         relearn_epochs: The cap; the paper's is 100.
-        relearn_rate: Adam's learning rate on weights. Too large a one ruins any model and looks like
-            lasting forgetting: at 1e-3 a ResNet-18 on CIFAR-10 that forgot nothing falls from 93
-            to 33 % in three steps, at 1e-4 it does not. The original's line is the control.
+        relearn_rate: Adam's learning rate on weights. Too large a rate ruins any model and looks
+            like lasting forgetting: at 1e-3 a ResNet-18 on CIFAR-10 that forgot nothing falls
+            from 93 to 33 % in three steps, at 1e-4 it does not. The original is the control.
         relearn_alpha_rate: On alphas.
         shots: Images of each class to relearn from.
         shot_steps: Full-batch steps on them.
