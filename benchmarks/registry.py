@@ -374,7 +374,8 @@ def _build(
 
 
 def _shapes(model: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(value.shape)) for name, value in model.state_dict().items()]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, tuple(tensor.shape)) for name, tensor in tensors]
 
 
 def _own_shape(model: nn.Module) -> tuple[int, ...]:
@@ -796,6 +797,7 @@ def summarise(rows: list[dict[str, Any]]) -> str:
             loose=TOLERANCE[torch.float32],
             limit=FLOAT64_PARAMETERS["short"] / 1e6,
         ),
+        _coverage(rows),
         _table("library", _group(rows, lambda row: row["key"].split("/")[0])),
         _measures(rows),
         "## Families\n",
@@ -805,6 +807,17 @@ def summarise(rows: list[dict[str, Any]]) -> str:
         _silent(rows),
     ]
     return "\n".join(parts)
+
+
+def _coverage(rows: list[dict[str, Any]]) -> str:
+    """How much of the registries the rows cover, and which code checked them."""
+    total = len(architectures())
+    counts = Counter(row.get("commit") or "unknown" for row in rows)
+    commits = ", ".join(f"{commit} ({count})" for commit, count in counts.most_common())
+    head = f"{len(rows)} of {total} architectures examined"
+    if len(rows) < total:
+        head = f"**Partial: {head}.** Shares below are of these, not of the registries"
+    return f"{head}. Rows by commit: {commits}.\n"
 
 
 def _family(row: dict[str, Any]) -> str:
