@@ -148,14 +148,26 @@ def _image(model: nn.Module, example: Tensor | None) -> Tensor:
     )
 
 
-def _dynamic(inputs: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+def _trace(network: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """The graph for any batch; by dynamo where plain tracing would fix its size, as at len(x)."""
     batch = torch.export.Dim("batch")
-    return tuple({0: batch} for _ in inputs)
+    shapes = tuple({0: batch} for _ in inputs)
+    try:
+        return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
+    except Exception:
+        pass
+    try:
+        return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=True)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise ValueError(
+            f"torch.export cannot trace this model with a batch of any size: {reason} Look for "
+            "Python code in its forward that depends on values or on the batch size."
+        ) from error
 
 
 def _write_pt2(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
-    program = torch.export.export(network, inputs, dynamic_shapes=_dynamic(inputs))
-    torch.export.save(program, path)
+    torch.export.save(_trace(network, inputs), path)
 
 
 def _read_pt2(path: Path) -> Program:
@@ -170,11 +182,10 @@ def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> N
             "ONNX needs the packages onnx and onnxscript: pip install onnx onnxscript."
         ) from None
     torch.onnx.export(
-        network,
-        inputs,
+        _trace(network, inputs),
+        (),
         path,
         dynamo=True,
-        dynamic_shapes=_dynamic(inputs),
         input_names=["images", "forget"][: len(inputs)],
         output_names=["logits"],
         external_data=False,
