@@ -27,6 +27,6 @@ alike[DIGIT] = -1
 print("shares most units with", train.class_names[int(alike.argmax())])
 
 pictures, _ = test.batch((test.labels == DIGIT).nonzero()[:, 0])
-curves = explain.class_curves(wf, DIGIT, pictures, steps=10)
+curves = explain.class_curves(wf, pictures, DIGIT, steps=10)
 print(f"deletion: area {curves.deletion.auc:.3f}, in random order {curves.random_deletion.auc:.3f}")
 assert curves.deletion.auc < curves.random_deletion.auc, "the gates point at the right units"
