@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -56,7 +57,11 @@ def test_two_processes_agree():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     script = str(FOLDER / "two_processes.py")
     done = subprocess.run(
-        [*command, "--nproc-per-node", "2", script], capture_output=True, text=True, timeout=500
+        [*command, "--nproc-per-node", "2", script],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "PYTHONPATH": str(FOLDER.parent), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Acc_r" in done.stdout
