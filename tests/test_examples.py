@@ -14,7 +14,7 @@ import pytest
 from wfilter import demo, rules
 
 FOLDER = Path(__file__).parent.parent / "examples"
-FAST = ("wrap_any_model", "untrain_digits", "own_training_loop", "own_layer", "bake_and_ship")
+FAST = ("wrap_any_model", "own_training_loop", "own_layer", "bake_and_ship")
 TRAIN = demo.example_problem
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
