@@ -24,6 +24,8 @@ from wfilter.targets import Target
 Forget = Union[None, int, str, "set[int]", "set[str]", "frozenset[int]", "frozenset[str]", Tensor]
 
 _OPENING = threading.Lock()
+# torch's flag for "compiling" is one for all threads: another must not run meanwhile.
+_COMPILING = threading.RLock()
 
 
 @dataclass
@@ -142,7 +144,8 @@ class FilteredModel(nn.Module):
             if self._needs_probe(x):
                 self.probe(x)
             if self._compiled is not None:
-                return self._compiled(x, self._per_sample(x, forget))
+                with _COMPILING:
+                    return self._compiled(x, self._per_sample(x, forget))
             return self._forward(x, self._one_row(forget) or self._per_sample(x, forget))
 
     def _forward(self, x: Tensor, forget: Tensor | _Row | None) -> Any:
