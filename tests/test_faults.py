@@ -250,6 +250,15 @@ def test_eight_threads_share_a_compiled_model(granularity, tiny_cnn, x):
     torch._dynamo.reset()
 
 
+def test_a_compilation_in_another_thread_is_not_taken_for_our_own(tiny_cnn, x, monkeypatch):
+    wf = apply(tiny_cnn, x)
+    expected = wf(x, forget=1)
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # one flag for all threads
+    close(wf(x, forget=1), expected)
+    with pytest.raises(ValueError, match="outside"):
+        wf(x, forget=torch.tensor([0, 1, 2, 99]))
+
+
 class Waiting(nn.Module):
     """Waits between its two layers until told to go on."""
 

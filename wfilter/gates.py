@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from wfilter.targets import Target
 
@@ -135,6 +136,13 @@ def one_set(
     return chosen
 
 
+def traced(x: Tensor) -> bool:
+    """Whether this call is being traced; ``torch.compiler.is_compiling`` is one for all threads."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_exporting() and is_fake(x)
+
+
 def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
     """Refuse labels or sets of the wrong dtype, length or range.
 
@@ -160,7 +168,7 @@ def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
             f"forget has {len(forget) if forget.ndim == 1 else tuple(forget.shape)} entries for a "
             f"batch of {batch}. Pass one label per sample, or one int for all."
         )
-    if forget.device.type == "cpu" and not torch.compiler.is_compiling() and batch:
+    if forget.device.type == "cpu" and not traced(forget) and batch:
         low, high = (int(value) for value in forget.aminmax())
         if low < -1 or high >= num_classes:
             bad = low if low < -1 else high

@@ -24,8 +24,6 @@ from wfilter.targets import Target
 Forget = Union[None, int, str, "set[int]", "set[str]", "frozenset[int]", "frozenset[str]", Tensor]
 
 _OPENING = threading.Lock()
-# torch's flag for "compiling" is one for all threads: another must not run meanwhile.
-_COMPILING = threading.RLock()
 
 
 @dataclass
@@ -117,7 +115,7 @@ class FilteredModel(nn.Module):
             >>> torch.equal(wf(x), wf.base(x)), wf(x, forget=torch.tensor([2, -1])).shape
             (True, torch.Size([2, 3]))
         """
-        if torch.compiler.is_compiling():
+        if _gates.traced(x):
             return self._forward(x, self._per_sample(x, forget))
         if not surgery.is_marked(self.base):
             raise RuntimeError("the filters of this model were removed. Apply them again.")
@@ -144,8 +142,7 @@ class FilteredModel(nn.Module):
             if self._needs_probe(x):
                 self.probe(x)
             if self._compiled is not None:
-                with _COMPILING:
-                    return self._compiled(x, self._per_sample(x, forget))
+                return self._compiled(x, self._per_sample(x, forget))
             return self._forward(x, self._one_row(forget) or self._per_sample(x, forget))
 
     def _forward(self, x: Tensor, forget: Tensor | _Row | None) -> Any:
@@ -219,7 +216,7 @@ class FilteredModel(nn.Module):
         mode = GateMode(sites, gates, weights, replicas)
         with _one_graph(), mode:
             output = self.base(x)
-        if not torch.compiler.is_compiling() and mode.idle():
+        if not torch.compiler.is_dynamo_compiling() and mode.idle():
             raise RuntimeError(
                 f"{self.targets[mode.idle()[0]].name} was not gated in this forward, though the "
                 "probe saw it used. If a part of the model was compiled or replaced after "

@@ -274,7 +274,7 @@ class GateMode(InterceptMode):
 
     def _note(self, index: int) -> None:
         """Remember that a target was gated; refuse where its gradient would get lost."""
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             self.acted.add(index)
         if self.gates.requires_grad and not torch.is_grad_enabled():
             raise RuntimeError(
