@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> list[bench.Timing]:
                 torch.manual_seed(0)
                 classes = max(10, labels)
                 model, size = build(name, classes)
-                images = torch.rand(batch, 3, size, size)
+                images = torch.rand(batch, 3, args.size or size, args.size or size)
                 wf = wfilter.apply_weight_filtering(model, example_input=images[:2])
                 bench.randomise(wf)
                 wf.probe(images)
@@ -91,21 +92,93 @@ def run(args: argparse.Namespace) -> list[bench.Timing]:
                         rounds=args.rounds,
                         compiled=compiled,
                         rivals=args.rivals and not compiled,
+                        memory=not compiled,
                         extra={} if compiled else extra,
                     )
                     print(bench.format_table(found), flush=True)
                     rows += found
                     with open(args.out, "a") as file:
-                        file.write(bench.to_json_lines(found))
+                        file.write(bench.to_json_lines(found, command=" ".join(sys.argv)))
                     torch._dynamo.reset()
                     gc.collect()
     return rows
 
 
 def stored(path: str) -> list[bench.Timing]:
+    """The newest line of every path, setting and batch."""
     fields = bench.Timing.__dataclass_fields__
-    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    return [bench.Timing(**{k: v for k, v in line.items() if k in fields}) for line in lines]
+    rows = {}
+    for line in map(json.loads, Path(path).read_text().splitlines()):
+        row = bench.Timing(**{k: v for k, v in line.items() if k in fields})
+        rows[row.model, row.batch, row.labels, row.compiled, kind(row)] = row
+    return list(rows.values())
+
+
+def kind(row: bench.Timing) -> str:
+    """The path without its number of copies."""
+    return "baked copies" if row.path.endswith("baked copies") else row.path
+
+
+OURS = ("forgetting(c)", "mixed labels", "mixed sets")
+RIVALS = (
+    "loop over classes",
+    "baked copies",
+    "per-sample weights (vmap)",
+    "PEFT LoRA, adapter_names",
+)
+
+
+def cell(row: bench.Timing | None) -> str:
+    if row is None:
+        return ""
+    return f"failed: {row.note}" if row.note else f"{row.ratio:.2f}"
+
+
+def tables(rows: list[bench.Timing]) -> str:
+    """Ours, eager and compiled, then what else a user could do; all as ratios to the base model."""
+    found = {(r.model, r.batch, r.labels, r.compiled, kind(r)): r for r in rows}
+    keys = list(dict.fromkeys((r.model, r.batch, r.labels) for r in rows))
+    keys.sort(key=lambda key: (list(MODELS).index(key[0]), *key[1:]))
+    ours = [
+        "| model | batch | labels | base, ms | forgetting(c) | mixed labels | mixed sets "
+        "| base compiled, ms | mixed labels, compiled | mixed sets, compiled | compile s, base "
+        "and ours | peak MiB, base and ours | largest difference |",
+        "|---|" + "---:|" * 12,
+    ]
+    rivals = [
+        "| model | batch | labels | mixed labels | " + " | ".join(RIVALS) + " |",
+        "|---|" + "---:|" * (3 + len(RIVALS)),
+    ]
+    for key in keys:
+        eager = {path: found.get((*key, False, path)) for path in ("base", *OURS, *RIVALS)}
+        compiled = {path: found.get((*key, True, path)) for path in ("base", *OURS)}
+        first = f"| {' | '.join(map(str, key))} | "
+        cells = [
+            "" if eager["base"] is None else f"{eager['base'].median_ms:.0f}",
+            *(cell(eager[path]) for path in OURS),
+            "" if compiled["base"] is None else f"{compiled['base'].median_ms:.0f}",
+            *(cell(compiled[path]) for path in OURS[1:]),
+            both(compiled, "compile_seconds"),
+            both(eager, "peak_mib"),
+            worst(eager["mixed labels"], compiled["mixed labels"]),
+        ]
+        ours.append(first + " | ".join(cells) + " |")
+        if any(eager[path] for path in RIVALS):
+            cells = [cell(eager["mixed labels"]), *(cell(eager[path]) for path in RIVALS)]
+            rivals.append(first + " | ".join(cells) + " |")
+    return "\n".join([*ours, "", "## What else a user could do", "", *rivals, ""])
+
+
+def both(rows: dict[str, bench.Timing | None], field: str) -> str:
+    """A field of the base model's row and of the mixed labels' row."""
+    pair = [rows["base"], rows["mixed labels"]]
+    values = [getattr(row, field) for row in pair if row is not None]
+    return ", ".join(f"{value:.0f}" for value in values if value is not None)
+
+
+def worst(*rows: bench.Timing | None) -> str:
+    values = [r.largest_difference for r in rows if r and r.largest_difference is not None]
+    return f"{max(values):.0e}" if values else ""
 
 
 def plot(rows: list[bench.Timing], path: Path) -> None:
@@ -153,6 +226,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--labels", nargs="*", type=int, default=[1, 10, 100, 1000])
+    parser.add_argument("--size", type=int, help="pixels, instead of the model's own in MODELS")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--compiled", action="store_true", help="also with torch.compile")
     parser.add_argument("--rivals", action="store_true", help="also what a user could do instead")
@@ -168,8 +242,11 @@ def main() -> None:
     rows = stored(args.out)
     (RESULTS / "forward.md").write_text(
         "# A mixed batch against the base model\n\nRebuilt by `python benchmarks/forward.py "
-        "--plot` from `forward.jsonl`, which has each row's environment. Ratios are medians over "
-        "rounds in which every path runs once.\n\n```\n" + bench.format_table(rows) + "\n```\n"
+        "--plot` from `forward.jsonl`, which has each row's command and environment. All figures "
+        "without a unit are times as ratios to the base model, eager to eager and compiled to "
+        "compiled: medians over rounds in which every path runs once. Peak memory is what one call "
+        "allocates at most; the difference is that of the logits from the one-sample-at-a-time "
+        "oracle.\n\n" + tables(rows)
     )
     plot(rows, RESULTS / "forward.png")
 

@@ -14,11 +14,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.profiler import ProfilerActivity, profile
 
 from wfilter.gates import label_gates
 from wfilter.model import FilteredModel
@@ -71,6 +73,7 @@ def bench(
     rounds: int = 9,
     compiled: bool = False,
     rivals: bool = False,
+    memory: bool = False,
     extra: Mapping[str, Forward | str] | None = None,
     seed: int = 0,
 ) -> list[Timing]:
@@ -84,6 +87,8 @@ def bench(
         rounds: Timed rounds, after two that warm up.
         compiled: Compile the base model and the mixed forwards.
         rivals: Also time what a user could do without wfilter.
+        memory: Also measure what a call holds at most; torch's profiler, which does it on a CPU,
+            writes to stderr.
         extra: Further paths by name, timed but not compared; a string is the reason it cannot run.
         seed: Of the labels.
 
@@ -102,6 +107,10 @@ def bench(
         paths |= _rivals(wf, forget)
     paths |= {path: forward for path, forward in (extra or {}).items() if callable(forward)}
     rows = _measure(wf, images, forget, paths, name, distinct, rounds, compiled, extra or {})
+    if memory:
+        for row in rows:
+            if not row.note:
+                row.peak_mib = _peak_memory(wf, row.path, paths[row.path], images, forget)
     for path, reason in (extra or {}).items():
         if isinstance(reason, str):
             blank = Timing(name, path, compiled, len(images), distinct, 0, 0, 0, None, None, None)
@@ -200,7 +209,6 @@ def _measure(
         rows[path].spread_ms = _quartile_range(times[path])
         pairs = zip(times[path], times["base"])
         rows[path].ratio = statistics.median(mine / base for mine, base in pairs)
-        rows[path].peak_mib = _peak_memory(wf, path, paths[path], images, forget)
     return list(rows.values())
 
 
@@ -228,15 +236,23 @@ def _synchronise(images: Tensor) -> None:
         torch.cuda.synchronize()
 
 
+@torch.no_grad()
 def _peak_memory(
     wf: FilteredModel, path: str, forward: Forward, images: Tensor, forget: Tensor
-) -> float | None:
-    """Peak device memory of one call in MiB; torch does not track it on a CPU."""
-    if not images.is_cuda:
-        return None
-    torch.cuda.reset_peak_memory_stats()
-    _timed(wf, path, forward, images, forget)
-    return torch.cuda.max_memory_allocated() / 2**20
+) -> float:
+    """What one call holds at most beyond what was there, in MiB."""
+    if images.is_cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        _timed(wf, path, forward, images, forget)
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _timed(wf, path, forward, images, forget)
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(accumulate((size for _, size in changes), initial=0)) / 2**20
 
 
 def _quartile_range(values: list[float]) -> float:
@@ -256,6 +272,7 @@ def format_table(rows: list[Timing]) -> str:
         "median ms",
         "iqr",
         "x base",
+        "peak MiB",
         "max diff",
         "compile s",
     )
@@ -264,7 +281,7 @@ def format_table(rows: list[Timing]) -> str:
         path = f"{row.path} (compiled)" if row.compiled else row.path
         first = (row.model, path, str(row.batch), str(row.labels))
         if row.note:
-            lines.append((*first, row.note, "", "", "", ""))
+            lines.append((*first, row.note, "", "", "", "", ""))
             continue
         difference, seconds = row.largest_difference, row.compile_seconds
         lines.append(
@@ -273,6 +290,7 @@ def format_table(rows: list[Timing]) -> str:
                 f"{row.median_ms:.1f}",
                 f"{row.spread_ms:.1f}",
                 f"{row.ratio:.2f}",
+                "-" if row.peak_mib is None else f"{row.peak_mib:.0f}",
                 "-" if difference is None else f"{difference:.0e}",
                 "-" if seconds is None else f"{seconds:.0f}",
             )
@@ -283,9 +301,9 @@ def format_table(rows: list[Timing]) -> str:
     )
 
 
-def to_json_lines(rows: list[Timing]) -> str:
-    """One JSON object per row, with the environment."""
-    facts = environment()
+def to_json_lines(rows: list[Timing], command: str = "") -> str:
+    """One JSON object per row, with the command and the environment."""
+    facts = {"command": command, **environment()}
     return "".join(json.dumps({**asdict(row), **facts}) + "\n" for row in rows)
 
 
