@@ -13,6 +13,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -102,15 +103,15 @@ def bench(
     distinct = min(labels, wf.num_classes, len(images))
     forget = torch.arange(len(images)) % distinct
     forget = forget[torch.randperm(len(images), generator=generator)].to(images.device)
-    paths = dict(_paths(wf, forget, generator, compiled))
-    if rivals:
-        paths |= _rivals(wf, forget)
-    paths |= {path: forward for path, forward in (extra or {}).items() if callable(forward)}
-    rows = _measure(wf, images, forget, paths, name, distinct, rounds, compiled, extra or {})
-    if memory:
+    with ExitStack() as stack:
+        paths = dict(_paths(wf, forget, generator, compiled, stack))
+        if rivals:
+            paths |= _rivals(wf, forget)
+        paths |= {path: forward for path, forward in (extra or {}).items() if callable(forward)}
+        rows = _measure(wf, images, forget, paths, name, distinct, rounds, compiled, extra or {})
         for row in rows:
-            if not row.note:
-                row.peak_mib = _peak_memory(wf, row.path, paths[row.path], images, forget)
+            if memory and not row.note:
+                row.peak_mib = _peak_memory(paths[row.path], images, forget)
     for path, reason in (extra or {}).items():
         if isinstance(reason, str):
             blank = Timing(name, path, compiled, len(images), distinct, 0, 0, 0, None, None, None)
@@ -119,16 +120,17 @@ def bench(
 
 
 def _paths(
-    wf: FilteredModel, forget: Tensor, generator: torch.Generator, compiled: bool
+    wf: FilteredModel, forget: Tensor, generator: torch.Generator, compiled: bool, stack: ExitStack
 ) -> Iterator[tuple[str, Forward]]:
-    """The ways wfilter itself runs a batch."""
+    """The ways wfilter itself runs a batch; a ``forgetting`` block stays open in the stack."""
     base: Callable[[Tensor], Any] = wf.base
     mixed = wf
     if compiled:
         base, mixed = torch.compile(copy.deepcopy(wf.base)), copy.deepcopy(wf).compile()
     yield "base", lambda x, y: base(x)
     if not compiled:
-        yield "forgetting(c)", lambda x, y: wf(x)
+        inside = stack.enter_context(copy.deepcopy(wf).forgetting(0))
+        yield "forgetting(c)", lambda x, y: inside(x)
     yield "mixed labels", lambda x, y: mixed(x, y)
     sets = torch.rand(len(forget), wf.num_classes, generator=generator) < 3 / wf.num_classes
     sets = sets.to(forget.device)
@@ -191,7 +193,7 @@ def _measure(
         rows[path] = row
         try:
             began = time.perf_counter()
-            output = _timed(wf, path, forward, images, forget)[1]
+            output = _clock(forward, images, forget)[1]
             row.compile_seconds = time.perf_counter() - began if compiled else None
             if path not in ("base", "forgetting(c)", "mixed sets", *extra):
                 row.largest_difference = float((output[:8] - expected).abs().max())
@@ -201,7 +203,7 @@ def _measure(
     times: dict[str, list[float]] = {path: [] for path in alive}
     for number in range(rounds + 1):
         for path in alive:
-            seconds, _ = _timed(wf, path, paths[path], images, forget)
+            seconds, _ = _clock(paths[path], images, forget)
             if number:
                 times[path].append(1000 * seconds)
     for path in alive:
@@ -212,18 +214,8 @@ def _measure(
     return list(rows.values())
 
 
-def _timed(
-    wf: FilteredModel, path: str, forward: Forward, images: Tensor, forget: Tensor
-) -> tuple[float, Tensor]:
-    """Seconds of one call; a ``forgetting`` block gates its weights before the clock runs."""
-    if path == "forgetting(c)":
-        with wf.forgetting(0):
-            forward(images[:2], forget[:2])
-            return _clock(forward, images, forget)
-    return _clock(forward, images, forget)
-
-
 def _clock(forward: Forward, images: Tensor, forget: Tensor) -> tuple[float, Tensor]:
+    """Seconds of one call, and its output."""
     _synchronise(images)
     began = time.perf_counter()
     output = forward(images, forget)
@@ -237,22 +229,20 @@ def _synchronise(images: Tensor) -> None:
 
 
 @torch.no_grad()
-def _peak_memory(
-    wf: FilteredModel, path: str, forward: Forward, images: Tensor, forget: Tensor
-) -> float:
+def _peak_memory(forward: Forward, images: Tensor, forget: Tensor) -> float:
     """What one call holds at most beyond what was there, in MiB."""
     if images.is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        _timed(wf, path, forward, images, forget)
+        _clock(forward, images, forget)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _timed(wf, path, forward, images, forget)
+        _clock(forward, images, forget)
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    return max(accumulate((size for _, size in changes), initial=0)) / 2**20
+    return float(max(accumulate((size for _, size in changes), initial=0))) / 2**20
 
 
 def _quartile_range(values: list[float]) -> float:
