@@ -107,6 +107,20 @@ def test_evaluate_needs_only_the_folder(run, tmp_path, capsys):
     assert (run / "README.md").read_text().count("## Figures") == 1
 
 
+def test_evaluate_compares_with_an_earlier_report(run, tmp_path, capsys):
+    earlier = tmp_path / "earlier.json"
+    words = ["evaluate", str(run), "--metrics", "accuracy", "--forget", "3"]
+    assert cli.run([*words, "--out", str(earlier), "--quiet"]) == 0
+    assert cli.run([*words, "--against", str(earlier)]) == 0
+    printed = capsys.readouterr().out
+    assert f"Against {earlier}:" in printed
+    assert "difference" in printed
+    assert cli.run([*words, "--against", str(earlier), "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["against"]
+    assert lines
+    assert all(line["here"] == line["there"] for line in lines)
+
+
 def test_bake_writes_a_plain_state_dict(run, weights, tmp_path, capsys):
     out = tmp_path / "baked.safetensors"
     assert cli.run(["bake", str(run), "--forget", "3,5", "--out", str(out)]) == 0
@@ -221,6 +235,12 @@ def test_bad_recipe_settings_are_named(capsys, weights):
     assert "KEY=VALUE" in complaint(capsys, *untrain_words(weights, "--set", "gates"))
     assert "is not float" in complaint(capsys, *untrain_words(weights, "--set", "margin=wide"))
     assert "recipe='papr'" in complaint(capsys, *untrain_words(weights, "--recipe", "papr"))
+
+
+def test_report_to_compare_with_must_be_one(capsys, run, tmp_path):
+    assert "does not exist" in complaint(capsys, "evaluate", run, "--against", tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("{}")
+    assert "is not a report" in complaint(capsys, "evaluate", run, "--against", tmp_path / "a.json")
 
 
 def test_wrong_suffix_of_an_export_is_refused(capsys, run, tmp_path):

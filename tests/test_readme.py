@@ -1,4 +1,4 @@
-"""The README's Python blocks run as printed, and print what it says."""
+"""The README's blocks run as printed, and print what it says."""
 
 import contextlib
 import io
@@ -31,18 +31,31 @@ def test_python_blocks_run_in_order_and_print_what_follows(tmp_path, monkeypatch
     assert ran >= 2
 
 
-def test_every_command_is_one_that_wfilter_has(capsys):
+def commands():
+    """The words of each wfilter command in the README's shell blocks."""
     lines = [
         line for kind, text in BLOCK.findall(README) if kind == "bash" for line in text.split("\n")
     ]
-    words = [part for line in lines for part in line.split(" && ") if part.startswith("wfilter ")]
-    assert words
-    for command in words:
-        name, *rest = shlex.split(command, comments=True)[1:]
+    found = [part for line in lines for part in line.split(" && ") if part.startswith("wfilter ")]
+    return [shlex.split(command, comments=True)[1:] for command in found]
+
+
+def test_every_command_is_one_that_wfilter_has(capsys):
+    assert len(commands()) >= 7
+    for name, *rest in commands():
         assert cli.run([name, "--help"]) == 0
         shown = capsys.readouterr().out
         for word in rest:
-            assert not word.startswith("--") or word in shown, f"{word} in: {command}"
+            assert not word.startswith("--") or word in shown, f"{word} of wfilter {name}"
+
+
+@pytest.mark.slow
+def test_commands_run_in_order_on_what_the_demo_leaves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, *rest in commands():
+        short = ["--model", "cnn-digits", "--no-pages"] if name == "demo" else []
+        assert cli.run([name, *rest, *short, "--quiet"]) == 0, f"wfilter {name}"
+    assert {"page.html", "model.pt2", "run.json"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("text", ["pip install -e . && wfilter demo", '".[dev]" && pytest'])

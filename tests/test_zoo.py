@@ -1,6 +1,10 @@
 import os
+import urllib.request
+from urllib.error import URLError
 
+import huggingface_hub
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
@@ -123,6 +127,24 @@ def test_an_unknown_model_lists_what_to_write_instead(spec, message):
 def test_a_head_of_no_classes_is_refused():
     with pytest.raises(ValueError, match="num_classes=0 is not a number of classes"):
         zoo.create("cnn-digits", 0)
+
+
+def test_weights_out_of_reach_are_refused_before_timm_retries(monkeypatch):
+    def no_network(*_, **__):
+        raise URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", no_network)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: pytest.fail("timm was asked"))
+    with pytest.raises(ValueError, match=r"cannot be reached \(no network\).*--weights"):
+        zoo.build("timm:test_vit", pretrained=True)
+
+
+def test_weights_in_the_cache_need_no_network(monkeypatch):
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("network"))
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "a file")
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: nn.Identity())
+    zoo.build("timm:test_vit", pretrained=True)
 
 
 def test_a_head_for_torchvisions_pretrained_weights_is_refused():

@@ -142,7 +142,9 @@ def untrain(
     weights: Weights = None,
     pretrained: Pretrained = False,
     num_classes: Classes = None,
-    recipe: Annotated[str, typer.Option(help="distill, paper or paper-vit.")] = "distill",
+    recipe: Annotated[
+        str, typer.Option(help="distill, distill-soft (small models), paper or paper-vit.")
+    ] = "distill",
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a setting of the recipe: KEY=VALUE; repeat."),
@@ -215,6 +217,9 @@ def evaluate(
         list[str] | None, typer.Option(help="Baselines to run beside it: logit_mask, ...; repeat.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write .json, .md or .tex.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Compare with a report kept earlier by --out FILE.json.")
+    ] = None,
     card: Annotated[bool, typer.Option(help="Put the table into the model card.")] = False,
     model: SameModel = None,
     weights: Weights = None,
@@ -230,9 +235,10 @@ def evaluate(
     debug: Debug = False,
 ) -> None:  # fmt: skip
     """Measure what was forgotten and what was kept, on the test images."""
-    from wfilter import jobs
+    from wfilter import Report, jobs
     from wfilter.evaluate import CHEAP, evaluate
 
+    earlier = None if against is None else Report.from_json(against)
     names = (model, weights, pretrained, None, dataset, data, size, download)
     opened = jobs.open_filters(filters, *names)
     wanted: Any = "all" if metrics == ["all"] else metrics or CHEAP
@@ -251,7 +257,15 @@ def evaluate(
         jobs.write_report(report, out)
     if card:
         jobs.write_card(report, opened.path.parent)
-    Output(quiet, as_json).result(report, json.loads(report.to_json()))
+    facts = json.loads(report.to_json())
+    output = Output(quiet, as_json)
+    if earlier is None:
+        output.result(report, facts)
+    else:
+        compared = report.against(earlier)
+        output.note(str(report))
+        lines = [asdict(line) for line in compared.lines]
+        output.result(f"\nAgainst {against}:\n{compared}", {**facts, "against": lines})
 
 
 @app.command(epilog="Example: wfilter explain wfilter-demo/cnn-digits --out page.html")

@@ -179,7 +179,7 @@ def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> N
         import onnxscript  # noqa: F401
     except ModuleNotFoundError:
         raise ValueError(
-            "ONNX needs the packages onnx and onnxscript: pip install onnx onnxscript."
+            "ONNX needs more packages: pip install onnx onnxscript onnxruntime."
         ) from None
     torch.onnx.export(
         _trace(network, inputs),

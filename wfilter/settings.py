@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from wfilter.recipes import Recipe, get_recipe
 
@@ -123,11 +127,7 @@ def _value(value: Any) -> str:
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
-        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ModuleNotFoundError:
-        raise ValueError("settings files need Python 3.11, or pip install tomli.") from None
-    try:
-        settings: dict[str, Any] = toml.loads(text)
+        settings: dict[str, Any] = tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"{source} is not valid TOML: {error}.") from None
     except RecursionError:

@@ -11,6 +11,8 @@ import importlib
 import inspect
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +41,8 @@ class InputFacts:
     std: tuple[float, ...] = (1.0,)
 
 
+WEIGHTS_FILE = "model.safetensors"  # as timm names it on the hub
+REACH_SECONDS = 5.0
 DIGITS, MNIST, CIFAR = InputFacts(8, 1), InputFacts(28, 1), InputFacts(32, 3)
 
 
@@ -274,9 +278,32 @@ def _from_timm(name: str, num_classes: int | None, pretrained: bool) -> nn.Modul
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(_unknown("timm model", name, timm.list_models()))
     try:
+        if pretrained:
+            _refuse_out_of_reach(name)
         return timm.create_model(name, pretrained=pretrained, num_classes=num_classes)
     except (RuntimeError, OSError) as error:
         raise ValueError(f"timm:{name} could not be made: {_first_line(error)}") from error
+
+
+def _refuse_out_of_reach(name: str) -> None:
+    """Say in seconds that weights cannot be fetched; huggingface_hub would retry for a minute."""
+    import timm
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    found: Any = timm.models.get_pretrained_cfg(name)
+    place = found.hf_hub_id if found else None
+    if not place or isinstance(try_to_load_from_cache(place, WEIGHTS_FILE), str):
+        return  # not from there, or already here
+    try:
+        urllib.request.urlopen(constants.ENDPOINT, timeout=REACH_SECONDS).close()
+    except urllib.error.HTTPError:
+        return  # it answers, whatever it says
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ValueError(
+            f"timm:{name} has its weights at {constants.ENDPOINT}, which cannot be reached "
+            f"({reason}). Check the network, or pass weights= (--weights) with a safetensors file."
+        ) from error
 
 
 def _from_torchvision(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
@@ -290,8 +317,8 @@ def _from_torchvision(name: str, num_classes: int | None, pretrained: bool) -> n
     try:
         model = models.get_model(name, weights="DEFAULT" if pretrained else None, **settings)
     except OSError as error:
-        raise ValueError(f"torchvision:{name} could not be fetched: {error}. "
-                         "Check the network, or pass weights=.") from error  # fmt: skip
+        raise ValueError(f"torchvision:{name} could not be fetched: {error}. Check the network, "
+                         "or pass weights= (--weights).") from error  # fmt: skip
     return cast(nn.Module, model)
 
 
