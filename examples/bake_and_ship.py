@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import wfilter
 from wfilter import zoo
-from wfilter.demo import RECIPE, example_problem
+from wfilter.demo import example_problem
 
 model, train, test = example_problem(__doc__)
 images, labels = train.batch(torch.arange(min(len(train), 5000)))
 wf = wfilter.apply_weight_filtering(model, class_names=train.class_names, example_input=images[:1])
-wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe=RECIPE, steps=60)
+wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe="distill-soft", steps=60)
 x, _ = test.batch(torch.arange(50))
 
 with tempfile.TemporaryDirectory() as folder:

@@ -11,14 +11,14 @@ import torch
 
 import wfilter
 from wfilter import explain
-from wfilter.demo import RECIPE, example_problem
+from wfilter.demo import example_problem
 
 DIGIT = 3
 
 model, train, test = example_problem(__doc__)
 images, labels = train.batch(torch.arange(min(len(train), 5000)))
 wf = wfilter.apply_weight_filtering(model, class_names=train.class_names, example_input=images[:1])
-wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe=RECIPE, steps=100)
+wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe="distill-soft", steps=100)
 
 for unit in explain.top_units(wf, DIGIT, k=5):
     print(f"{unit.layer} unit {unit.index}: gate {unit.gate:.3f}")

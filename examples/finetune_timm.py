@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import wfilter
 from wfilter import data
-from wfilter.demo import RECIPE
 
 torch.manual_seed(0)
 train, test = (data.load("digits", split, size=32) for split in ("train", "test"))
@@ -33,7 +32,7 @@ for _ in range(4):
 
 images, labels = train.batch(torch.arange(len(train)))
 wf = wfilter.apply_weight_filtering(network, class_names=train.class_names, example_input=images)
-wfilter.untrain(wf, wfilter.InMemory(images, labels, 32), recipe=RECIPE, steps=80)
+wfilter.untrain(wf, wfilter.InMemory(images, labels, 32), recipe="distill-soft", steps=80)
 
 report = wfilter.evaluate(wf, test, metrics=["accuracy"])
 print(report)

@@ -11,14 +11,14 @@ from dataclasses import replace
 import torch
 
 import wfilter
-from wfilter.demo import RECIPE, example_problem
+from wfilter.demo import example_problem
 
 FORBIDDEN = {"museum": {1, 7}, "bank": {0, 8, 9}, "school": set()}
 
 model, train, test = example_problem(__doc__)
 images, labels = train.batch(torch.arange(min(len(train), 5000)))
 wf = wfilter.apply_weight_filtering(model, example_input=images[:1])
-recipe = replace(RECIPE, set_share=0.5, max_set=3)  # rows are trained alone and in sets
+recipe = replace(wfilter.RECIPES["distill-soft"], set_share=0.5, max_set=3)  # alone and in sets
 wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe=recipe, steps=120)
 
 requests, truth = test.batch(torch.arange(300))

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import wfilter
 from wfilter import data
-from wfilter.demo import RECIPE
 
 
 def pairs(name: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -40,7 +39,7 @@ for _ in range(240):
     optimiser.step()
 
 wf = wfilter.apply_weight_filtering(network, example_input=images[:1])
-wfilter.untrain(wf, wfilter.InMemory(images, shown), recipe=RECIPE, steps=120)
+wfilter.untrain(wf, wfilter.InMemory(images, shown), recipe="distill-soft", steps=120)
 
 with torch.no_grad():
     found = torch.stack([wf(test, forget=row) > 0 for row in range(10)])  # (row, image, class)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import wfilter
-from wfilter.demo import RECIPE, example_problem
+from wfilter.demo import example_problem
 
 if "WORLD_SIZE" in os.environ:
     dist.init_process_group("gloo")
@@ -21,7 +21,7 @@ model, train, test = example_problem(__doc__)  # the same seed, so the same mode
 images, labels = train.batch(torch.arange(min(len(train), 5000)))
 wf = wfilter.apply_weight_filtering(model, example_input=images[:1])
 
-wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe=RECIPE, steps=80)
+wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe="distill-soft", steps=80)
 
 report = wfilter.evaluate(wf, test, metrics=["accuracy"])
 if dist.is_initialized():

@@ -10,13 +10,13 @@ About ten seconds on one core for the digits.
 import torch
 
 import wfilter
-from wfilter.demo import RECIPE, example_problem
+from wfilter.demo import example_problem
 
 model, train, test = example_problem(__doc__)
 images, labels = train.batch(torch.arange(min(len(train), 5000)))
 
 wf = wfilter.apply_weight_filtering(model, class_names=train.class_names, example_input=images[:1])
-history = wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe=RECIPE, steps=160)
+history = wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe="distill-soft", steps=160)
 report = wfilter.evaluate(wf, test, metrics=["accuracy"], seconds=history.seconds)
 
 print(report)

@@ -10,14 +10,14 @@ seconds on one core.
 import torch
 
 import wfilter
-from wfilter.demo import RECIPE, example_problem
+from wfilter.demo import example_problem
 
 model, _, test = example_problem(__doc__)
 seen, kept = torch.arange(len(test)).chunk(2)
 unlabelled, _ = test.batch(seen)
 wf = wfilter.apply_weight_filtering(model, example_input=unlabelled[:1])
 
-wfilter.untrain(wf, wfilter.InMemory(unlabelled), recipe=RECIPE, steps=100)
+wfilter.untrain(wf, wfilter.InMemory(unlabelled), recipe="distill-soft", steps=100)
 
 report = wfilter.evaluate(wf, test.take(kept), metrics=["accuracy"])
 print(report)

@@ -167,6 +167,40 @@ def test_missing_weights_file_is_named(capsys, tmp_path):
     assert "no.safetensors is not a file" in complaint(capsys, *words, "--dataset", "digits")
 
 
+@pytest.mark.parametrize(
+    "words", [("--batch-size", "0"), ("--shift", "-1"), ("--validation", "2"), ("--steps", "many")]
+)
+def test_numbers_out_of_range_are_usage_errors(capsys, weights, words):
+    assert f"'{words[0]}'" in complaint(capsys, *untrain_words(weights, *words), code=2)
+
+
+def test_device_that_is_not_there_is_refused_before_any_work(capsys, weights, tmp_path):
+    line = complaint(capsys, *untrain_words(weights, "--device", "warp", "--out", tmp_path / "a"))
+    assert "--device warp cannot be used" in line
+    assert "--device cpu" in line
+    assert not (tmp_path / "a").exists()
+
+
+def test_unknown_network_of_the_demo_is_named(capsys, tmp_path):
+    line = complaint(capsys, "demo", "--model", "resnet18-mnist", "--out", tmp_path)
+    assert "only cnn-digits and vit-digits" in line
+
+
+def test_size_given_for_one_run_is_forgotten_by_the_next(capsys, weights):
+    assert "does not take images of (1, 4, 4)" in complaint(
+        capsys, *untrain_words(weights, "--size", "4")
+    )
+    assert zoo.input_facts("wfilter:cnn-digits").size == 8
+
+
+def test_missing_data_folder_is_named(capsys, weights, monkeypatch, tmp_path):
+    monkeypatch.delenv("WFILTER_DATA", raising=False)
+    words = untrain_words(weights)
+    words[words.index("digits")] = "mnist"
+    assert "WFILTER_DATA" in complaint(capsys, *words)
+    assert "is not a folder" in complaint(capsys, *words, "--data", tmp_path / "no")
+
+
 def test_unknown_dataset_is_named(capsys, weights):
     words = untrain_words(weights)
     words[words.index("digits")] = "digitz"
@@ -196,6 +230,11 @@ def test_corrupt_filter_file_is_refused(capsys, run, tmp_path):
     broken.write_bytes(content)
     (tmp_path / "settings.toml").write_bytes((run / "settings.toml").read_bytes())
     assert "damaged" in complaint(capsys, "evaluate", tmp_path)
+
+
+def test_file_that_holds_no_filters_is_refused_before_a_model_is_asked_for(capsys, tmp_path):
+    (tmp_path / "filters.safetensors").write_bytes(b"hello")
+    assert "cannot be read" in complaint(capsys, "evaluate", tmp_path / "filters.safetensors")
 
 
 def test_filters_of_another_base_model_are_refused(capsys, run, tmp_path):

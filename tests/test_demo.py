@@ -1,6 +1,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from wfilter import cli, demo
 
@@ -18,6 +20,8 @@ def test_short_demo_prints_tables_and_writes_a_folder_that_evaluate_reads(tmp_pa
     assert cli.run(["evaluate", str(folder), "--metrics", "accuracy", "--quiet"]) == 0
     again = ["untrain", "--config", str(folder / "settings.toml"), "--out", str(tmp_path / "b")]
     assert cli.run([*again, "--quiet"]) == 0
+    first, second = (load_file(f / "filters.safetensors") for f in (folder, tmp_path / "b"))
+    assert all(torch.equal(first[name], second[name]) for name in first), "settings repeat the run"
 
 
 @pytest.mark.slow

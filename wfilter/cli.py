@@ -45,6 +45,22 @@ def _use_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def _check_device(device: str | None) -> str | None:
+    """Find out before any work that a device is not there."""
+    if device is None:
+        return None
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # torch has a kind of its own for each backend
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"--device {device} cannot be used: {reason}. Use --device cpu."
+        ) from error
+    return device
+
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
@@ -68,7 +84,10 @@ Dataset = Annotated[
 Data = Annotated[str | None, typer.Option(help="The data folder; by default $WFILTER_DATA.")]
 Size = Annotated[int | None, typer.Option(help="Pixels; by default what the model wants.")]
 Download = Annotated[bool, typer.Option(help="Fetch a missing dataset by torchvision.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, ...; by default cuda if present.")]
+Device = Annotated[
+    str | None,
+    typer.Option(callback=_check_device, help="cpu, cuda, ...; by default cuda if present."),
+]
 Targets = Annotated[
     list[str] | None,
     typer.Option(help="What to filter: a glob over parameter names, or a 're:' pattern; repeat."),
@@ -149,11 +168,17 @@ def untrain(
         list[str] | None,
         typer.Option("--set", help="Change a setting of the recipe: KEY=VALUE; repeat."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps in all.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training images.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a step.")] = 64,
-    shift: Annotated[int, typer.Option(help="Move images by up to so many pixels.")] = 0,
-    validation: Annotated[float, typer.Option(help="Share held out to stop early.")] = 0.1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the training images.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a step.")] = 64,
+    shift: Annotated[
+        int, typer.Option(min=0, help="Move every other image by up to so many pixels.")
+    ] = 0,
+    validation: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share held out to stop early.")
+    ] = 0.1,
     targets: Targets = None,
     exclude: Exclude = None,
     granularity: Granularity = "out",
@@ -275,7 +300,7 @@ def explain(
     classes: Annotated[
         list[str] | None, typer.Option("--forget", help="Only panels of these classes.")
     ] = None,
-    per_class: Annotated[int, typer.Option(help="Images of each class to look at.")] = 50,
+    per_class: Annotated[int, typer.Option(min=1, help="Images of each class to look at.")] = 50,
     model: SameModel = None,
     weights: Weights = None,
     pretrained: Pretrained = False,
@@ -363,9 +388,9 @@ def export(
 @app.command(epilog="Example: wfilter bench timm:resnet18 --batch-size 32 --rivals")
 def bench(
     model: Model,
-    batch_size: Annotated[int, typer.Option(help="Images in the batch.")] = 32,
-    labels: Annotated[int, typer.Option(help="Different classes the batch forgets.")] = 10,
-    rounds: Annotated[int, typer.Option(help="Timed rounds.")] = 9,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
+    labels: Annotated[int, typer.Option(min=1, help="Different classes the batch forgets.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 9,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile all paths.")] = False,
     rivals: Annotated[bool, typer.Option(help="Also time the alternatives.")] = False,
     num_classes: Classes = None,
@@ -391,8 +416,8 @@ def bench(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("wfilter-demo"),
     models: Annotated[list[str] | None, typer.Option("--model", help="Only this network.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of training the originals.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of untraining.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of training the originals.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Of untraining.")] = None,
     pages: Annotated[bool, typer.Option(help="Draw pictures and HTML pages.")] = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -435,7 +460,7 @@ def run(arguments: list[str]) -> int:
         return _complain("interrupted.", 130)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own, whichever click it carries
-            return _complain(f"{error.format_message()} Try wfilter --help.", 2)
+            return _complain(f"{error.format_message().rstrip('.')}. Try wfilter --help.", 2)
         return _complain(_one_line(error), 1)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wfilter import data, metrics, settings, zoo
+from wfilter import data, jobs, metrics, settings, zoo
 from wfilter.model import FilteredModel
-from wfilter.recipes import RECIPES, Recipe
+from wfilter.recipes import RECIPES
 from wfilter.surgery import apply_weight_filtering
-from wfilter.untrain import InMemory, untrain
+from wfilter.untrain import untrain
 
 FOLDER = "wfilter-demo"
 MODELS = ("cnn-digits", "vit-digits")
 RETRAINED = 3  # the class that the retrained model never sees
 EPOCHS = {"cnn-digits": 8, "vit-digits": 25}
-# Networks this small use every unit for several classes, so gates may stay between open and closed.
-RECIPE = replace(
-    RECIPES["distill"],
-    gates="soft",
-    optimiser="adam",
-    learning_rate=0.2,
-    depth=1.0,
-    start=None,
-    set_share=0.0,
-)
+RECIPE = RECIPES["distill-soft"]  # networks this small use every unit for several classes
 STEPS = 200
+BATCH_SIZE = 64
+SHIFT = 1  # pixels by which every other image is moved: a thousand digits are few
 # The paper filters only queries, keys and values; in four blocks of width 64 that costs two points.
 TARGETS = {"vit-digits": ("blocks.*.attn.*", "blocks.*.mlp.*")}
 EXAMPLE_MODELS = {"digits": "cnn-digits", "mnist": "resnet18-mnist", "cifar10": "resnet18-cifar"}
@@ -148,7 +141,6 @@ def demo(
     models: Sequence[str] = MODELS,
     epochs: int | None = None,
     steps: int = STEPS,
-    recipe: Recipe = RECIPE,
     pages: bool = True,
     say: Say = print,
     progress: bool | None = None,
@@ -160,16 +152,18 @@ def demo(
         models: Names of the zoo.
         epochs: Of training; by default enough for about 97 % right.
         steps: Of untraining.
-        recipe: Of untraining.
         pages: Also draw the pictures and the HTML pages.
         say: Told what happens, line by line.
         progress: Show progress bars; by default only on a terminal.
     """
+    for name in models:
+        if name not in MODELS:
+            raise ValueError(f"the demo has no network {name!r}, only {' and '.join(MODELS)}.")
     train, test = data.load("digits"), data.load("digits", "test")
     say(f"scikit-learn's digits: {len(train)} images to train on, {len(test)} to test on.")
     outcomes = []
     for name in models:
-        show = Show(name, train, test, Path(out) / name, epochs, steps, recipe, say, progress)
+        show = Show(name, train, test, Path(out) / name, epochs, steps, say, progress)
         outcomes.append(show.run(pages))
     return outcomes
 
@@ -184,7 +178,6 @@ class Show:
     folder: Path
     epochs: int | None
     steps: int
-    recipe: Recipe
     say: Say
     progress: bool | None
 
@@ -219,14 +212,8 @@ class Show:
             class_names=names,
             example_input=torch.zeros(1, *self.train.image_shape),
         )
-        images, labels = self.train.batch(torch.arange(len(self.train)))
-        self.history = untrain(
-            wf,
-            InMemory(images, labels, augment=half_shifted),
-            recipe=self.recipe,
-            steps=self.steps,
-            progress=self.progress,
-        )
+        images = jobs.in_memory(self.train, BATCH_SIZE, SHIFT)
+        self.history = untrain(wf, images, recipe=RECIPE, steps=self.steps, progress=self.progress)
         return wf
 
     @torch.no_grad()
@@ -281,10 +268,14 @@ class Show:
             "weights": "base.safetensors",
             "dataset": "digits",
         }
-        changes: dict[str, Any] = {"steps": self.steps, "recipe": self.recipe.to_dict()}
-        if self.name in TARGETS:
-            changes["targets"] = TARGETS[self.name]
-        (self.folder / settings.FILE).write_text(settings.write({**facts, **changes}))
+        plan = {
+            "targets": TARGETS.get(self.name, ()),
+            "steps": self.steps,
+            "batch_size": BATCH_SIZE,
+            "shift": SHIFT,
+            "recipe": RECIPE.to_dict(),
+        }
+        (self.folder / settings.FILE).write_text(settings.write({**facts, **plan}))
 
     def _draw(self, wf: FilteredModel, images: Tensor, batch: Sequence[Shown]) -> None:
         from wfilter.page import write_page
@@ -300,18 +291,6 @@ class Show:
         names = self.test.class_names
         captions = [f"{names[x.label]} without {names[x.forget]}: {names[x.after]}" for x in batch]
         pictures(images, self.folder / "mixed-batch.png", captions, columns=5)
-
-
-def half_shifted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Every other image, at random, moved by up to a pixel: a thousand digits are few.
-
-    Example:
-        >>> half_shifted(torch.rand(4, 1, 8, 8), torch.Generator()).shape
-        torch.Size([4, 1, 8, 8])
-    """
-    moved = data.shift_and_flip(images, generator, pad=1)
-    chosen = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
-    return torch.where(chosen, moved, images)
 
 
 def _masked(wf: FilteredModel, images: Tensor, rows: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ class Job:
         if self.dataset is None:
             raise ValueError(f"no dataset is named. Pass --dataset: {', '.join(readers.NAMES)}.")
         try:
-            facts = vars(zoo.input_facts(self.model))
+            facts = dict(vars(zoo.input_facts(self.model)))
         except ValueError:
             facts = {}  # someone else's model: the dataset as it is stored
         if self.size is not None:
@@ -144,8 +145,8 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
             f"{beside} names a model by its own code, {fields['model']}. A folder of filters must "
             f"not choose what is run: pass --model {fields['model']} if you trust it."
         )
-    job = Job(**{**fields, **{k: v for k, v in given.items() if v not in (None, False)}})
     facts, _ = checkpoint._read(file)
+    job = Job(**{**fields, **{k: v for k, v in given.items() if v not in (None, False)}})
     network = job.network(facts["num_classes"])
     return Filters(file, job, checkpoint.load(file, network, example_input=_example(job, network)))
 
@@ -171,13 +172,21 @@ def attach(job: Job, dataset: ImageSet, **options: Any) -> FilteredModel:
         ) from error
 
 
+def half_shifted(images: Tensor, generator: torch.Generator, pad: int) -> Tensor:
+    """Every other image, at random, moved by up to ``pad`` pixels.
+
+    Example:
+        >>> half_shifted(torch.rand(4, 1, 8, 8), torch.Generator(), pad=1).shape
+        torch.Size([4, 1, 8, 8])
+    """
+    moved = data.shift_and_flip(images, generator, pad=pad)
+    chosen = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    return torch.where(chosen, moved, images)
+
+
 def in_memory(dataset: ImageSet, batch_size: int, shift: int) -> InMemory | Batches:
     """The dataset as `untrain` reads it fastest: tensors where they fit, batches elsewhere."""
-
-    def moved(images: Tensor, generator: torch.Generator) -> Tensor:
-        return data.shift_and_flip(images, generator, pad=shift)
-
-    augment = moved if shift else None
+    augment = partial(half_shifted, pad=shift) if shift else None
     channels, height, width = dataset.image_shape
     if 4 * len(dataset) * channels * height * width > MOST_IN_MEMORY:
         return data.batches(dataset, batch_size, shuffle=True, drop_last=True, augment=augment)

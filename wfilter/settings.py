@@ -34,7 +34,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist. Give the path of a TOML file.")
+        raise FileNotFoundError(f"{path} is not a file. Give the path of a TOML file.")
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path} has more than {MOST_BYTES} bytes: it is no settings file.")
     settings = _parse(path.read_bytes().decode("utf-8", errors="replace"), str(path))
