@@ -21,6 +21,7 @@ from torch import nn
 
 import wfilter
 from wfilter import bench
+from wfilter.model import has_compiler
 
 RESULTS = Path(__file__).parent / "results"
 # Input sizes that two CPU cores can time: the ratio, not the size, is the result.
@@ -235,7 +236,7 @@ def main() -> None:
     parser.add_argument("--plot", action="store_true", help="only draw, from the stored lines")
     args = parser.parse_args()
     if not args.plot:
-        if args.compiled and not bench.has_compiler():
+        if args.compiled and not has_compiler():
             print("torch.compile needs a C++ compiler on a CPU and finds none: eager only.")
             args.compiled = False
         run(args)

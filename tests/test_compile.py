@@ -1,13 +1,13 @@
 """Compiled forwards: one graph for all labels, no graph break, the numbers of the eager ones."""
 
-import shutil
-
 import pytest
 import torch
 from conftest import apply, close, images, randomise, tiny
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import wfilter
+from wfilter.model import has_compiler
 
 LABELS = torch.tensor([3, -1, 0, 1])
 
@@ -114,6 +114,88 @@ def test_blocks_are_right_around_a_compiled_filtered_model(wf, x):
 
 
 @torch.no_grad()
+def test_one_dynamic_graph_serves_labels_sets_and_batches_of_two_or_more(wf, x):
+    plain = apply(tiny("cnn"), x)
+    wf.compile(backend="eager", fullgraph=True, dynamic=True)
+    close(wf(x, forget=LABELS), plain(x, forget=LABELS))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for batch in (2, 6, 5, 7):
+            other, labels = images(batch, 3, 8, 8), torch.arange(batch) % 4
+            sets = torch.rand(batch, 4) < 0.5
+            for forget in (labels, sets, 2, {1, 3}):
+                close(wf(other, forget=forget), plain(other, forget=forget))
+    assert graphs() == 1
+    close(wf(x[:1], forget=LABELS[:1]), plain(x[:1], forget=LABELS[:1]))
+    close(wf(x), plain(x))
+    assert graphs() == 3  # one more for a single image, one for nothing to forget
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it where it is no error
+def test_a_compiled_step_gives_the_eager_gradients_row_sparse_ones_too(wf, x):
+    for sparse in (False, True):
+        plain = apply(tiny("cnn"), x)
+        wf.sparse = plain.sparse = sparse
+        wf.compile(backend="aot_eager", fullgraph=True)
+        (expected,) = torch.autograd.grad(plain(x, forget=LABELS).square().sum(), plain.alphas)
+        (gradient,) = torch.autograd.grad(wf(x, forget=LABELS).square().sum(), wf.alphas)
+        assert gradient.is_sparse == sparse
+        close(gradient.to_dense(), expected.to_dense())
+
+
+@torch.no_grad()
+def test_no_value_leaves_the_graph_on_its_way(wf, x):
+    """A value read on the host would make a GPU wait."""
+    read = []
+
+    def backend(graph, inputs):
+        names = [getattr(n.target, "__name__", str(n.target)) for n in graph.graph.nodes]
+        read.extend(set(names) & {"item", "tolist", "nonzero", "cpu", "masked_select", "unique"})
+        return graph
+
+    torch.compile(wf, backend=backend, fullgraph=True)(x, LABELS)
+    wf.compile(backend=backend, fullgraph=True)(x, forget=LABELS)
+    assert graphs() == 2
+    assert read == []
+
+
+def moved_to_a_pretended_gpu(wf):
+    """In place, inside a FakeTensorMode: CUDA parameters without values, so none can be read."""
+    for module in wf.modules():
+        for kept in (module._parameters, module._buffers):
+            for name, old in kept.items():
+                if old is not None:
+                    new = torch.empty(old.shape, dtype=old.dtype, device="cuda")
+                    kept[name] = (
+                        torch.nn.Parameter(new, False) if kept is not module._buffers else new
+                    )
+
+
+@pytest.mark.parametrize("name", ["cnn", "attention", "batch-major windows"])
+def test_a_mixed_batch_on_a_gpu_reads_no_value_back(name, x):
+    wf = apply(tiny(name), x)
+    wf.probe(x)
+    with FakeTensorMode():
+        moved_to_a_pretended_gpu(wf)
+        there = torch.empty(x.shape, dtype=x.dtype, device="cuda")
+        labels = torch.empty(4, dtype=torch.int64, device="cuda")
+        with pytest.raises(torch._subclasses.fake_tensor.DataDependentOutputException):
+            int(labels.max())  # what must not happen
+        for forget in (labels, torch.empty(4, 4, dtype=torch.bool, device="cuda")):
+            output = wf(there, forget=forget)
+            assert output.device.type == "cuda"
+            assert output.shape == (4, 4)
+
+
+def test_without_a_cpp_compiler_one_line_says_so_and_forwards_stay_eager(wf, x, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.warns(UserWarning, match=r"needs a C\+\+ compiler.*stay eager\. Install"):
+        wf.compile()
+    close(wf(x, forget=LABELS), apply(tiny("cnn"), x)(x, forget=LABELS))
+    assert graphs() == 0
+
+
+@torch.no_grad()
 def test_batch_sizes_cost_at_most_two_more_graphs(wf, x):
     plain = apply(tiny("cnn"), x)
     wf.compile(backend="eager")
@@ -157,10 +239,7 @@ def test_copies_of_a_compiled_model_are_plain_and_right(wf, x):
     wfilter.remove_weight_filtering(wf)
 
 
-@pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None,
-    reason="inductor needs a C++ compiler on a CPU",
-)
+@pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler on a CPU")
 @pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
 def test_inductor_gives_the_numbers_of_the_eager_forward(x):

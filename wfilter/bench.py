@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import platform
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -46,11 +45,6 @@ class Timing:
     largest_difference: float | None
     compile_seconds: float | None
     note: str = ""
-
-
-def has_compiler() -> bool:
-    """Whether torch.compile can build CPU code: inductor needs a C++ compiler there."""
-    return torch.cuda.is_available() or any(map(shutil.which, ("g++", "c++", "clang++")))
 
 
 def environment() -> dict[str, object]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,6 +36,14 @@ class Scope:
     thread: int
     rows: list[Tensor | None]
     filters: list[surgery.WeightFilter]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The two forwards through ``torch.compile``: of a mixed batch, and of the base model."""
+
+    gated: Callable[[Tensor, Tensor], Any]
+    plain: Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ class FilteredModel(nn.Module):
         self._probed: dict[tuple[int, ...], tuple[Finding, ...]] = {}
         self._scope: Scope | None = None
         self._blocks = 0  # forgetting blocks opened so far
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: Compiled | None = None
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -128,11 +139,12 @@ class FilteredModel(nn.Module):
 
     def _checked(self, x: Tensor, forget: Forget) -> Any:
         """The part outside the compiled graph: refusals, blocks and probes, then the forward."""
+        compiled = self._compiled
         if forget is None and self._scope is None:
-            return self.base(x)
+            return self.base(x) if compiled is None else compiled.plain(x)
         self._refuse_recomputation()
         if forget is None:
-            if self._compiled is None:
+            if compiled is None:
                 return self.base(x)  # parametrized by the scope
             row = self._scope.rows[-1] if self._scope else None
             nothing = torch.zeros(self.num_classes, dtype=torch.bool)
@@ -141,20 +153,28 @@ class FilteredModel(nn.Module):
             self._check_values(forget)
             if self._needs_probe(x):
                 self.probe(x)
-            if self._compiled is not None:
-                return self._compiled(x, self._per_sample(x, forget))
+            if compiled is not None:
+                per_sample = self._per_sample(x, forget)
+                assert per_sample is not None
+                return compiled.gated(x, self._mixed_gates(per_sample))
             return self._forward(x, self._one_row(forget) or self._per_sample(x, forget))
 
     def _forward(self, x: Tensor, forget: Tensor | _Row | None) -> Any:
-        """The part that is compiled: gates, then the path that fits."""
+        """Gates, then the path that fits."""
         if forget is None:
             return self.base(x)
         if isinstance(forget, _Row):
             return self._run(x, _gates.set_gates(self.alphas, forget.chosen, hard=self.hard))
-        gates = self._mixed_gates(forget)
+        return self._gated(x, self._mixed_gates(forget))
+
+    def _gated(self, x: Tensor, gates: Tensor) -> Any:
+        """The forward of a mixed batch; ``compile`` compiles this, so labels and sets share it."""
         if all(finding.path == "fused" for finding in self._findings_for(x)):
             return self._run(x, gates)
         return vmap(self._one_sample, randomness="different")(x, gates)
+
+    def _plain(self, x: Tensor) -> Any:
+        return self.base(x)
 
     def _mixed_gates(self, forget: Tensor) -> Tensor:
         if forget.dtype == torch.bool:
@@ -514,11 +534,23 @@ class FilteredModel(nn.Module):
     def compile(self, *args: Any, **kwargs: Any) -> FilteredModel:  # type: ignore[override]
         """In place: run forwards through ``torch.compile``; arguments are passed on to it.
 
-        One graph serves all labels, another all sets. Checks of the labels stay outside the graph,
-        and so does ``forgetting``, which then costs a mixed batch.
+        One graph serves all labels and sets, another calls that forget nothing. torch makes a
+        graph for the first batch size, one for all others and one for single images; with
+        ``dynamic=True`` the first two are one. Checks of the labels stay outside the graph, and so
+        does ``forgetting``, which then costs a mixed batch. Without a C++ compiler, which torch
+        needs on a CPU, it warns and stays eager.
         """
         self.refuse_inside_forgetting("compile")
-        self._compiled = torch.compile(self._forward, *args, **kwargs)
+        inductor = kwargs.get("backend", "inductor") == "inductor"
+        if inductor and self.alphas.device.type == "cpu" and not has_compiler():
+            warnings.warn(
+                "torch.compile needs a C++ compiler on a CPU and finds none: forwards stay eager. "
+                "Install g++ or clang++, or set CXX.",
+                stacklevel=2,
+            )
+            return self
+        gated = torch.compile(self._gated, *args, **kwargs)
+        self._compiled = Compiled(gated, torch.compile(self._plain, *args, **kwargs))
         return self
 
     # ---- state --------------------------------------------------------------------------------
@@ -554,6 +586,11 @@ class _Row:
     """One set of classes for the whole batch: bool ``(num_classes,)``."""
 
     chosen: Tensor
+
+
+def has_compiler() -> bool:
+    """Whether ``torch.compile`` can build CPU code: inductor needs a C++ compiler there."""
+    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
 
 
 def _one_graph() -> AbstractContextManager[None]:
