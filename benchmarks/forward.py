@@ -29,9 +29,9 @@ MODELS = {
     "resnet18": ("torchvision", "resnet18", 64),
     "resnet50": ("torchvision", "resnet50", 64),
     "vgg16": ("torchvision", "vgg16", 64),
-    "vit_tiny": ("timm", "vit_tiny_patch16_224", 224),
-    "vit_small": ("timm", "vit_small_patch16_224", 224),
-    "swin_tiny": ("timm", "swin_tiny_patch4_window7_224", 224),
+    "vit_tiny": ("timm", "vit_tiny_patch16_224", 112),
+    "vit_small": ("timm", "vit_small_patch16_224", 112),
+    "swin_tiny": ("timm", "swin_tiny_patch4_window7_224", 112),
     "convnext_tiny": ("timm", "convnext_tiny", 64),
 }
 
@@ -41,7 +41,8 @@ def build(name: str, classes: int) -> tuple[nn.Module, int]:
     if source == "timm":
         import timm
 
-        return timm.create_model(architecture, num_classes=classes), size
+        sized = {} if name.startswith("convnext") else {"img_size": size}
+        return timm.create_model(architecture, num_classes=classes, **sized), size
     import torchvision
 
     return torchvision.models.get_model(architecture, num_classes=classes), size
