@@ -62,7 +62,7 @@ def peft_lora(name: str, classes: int, images: torch.Tensor, labels: int) -> ben
             peft.add_adapter(f"c{c}", config)
         peft.eval()
         names = lambda y: [f"c{int(c)}" for c in y]  # noqa: E731
-        forward = lambda x, y: peft.base_model(x, adapter_names=names(y))  # noqa: E731
+        forward = lambda x, y: peft(x, adapter_names=names(y))  # noqa: E731
         with torch.no_grad():
             forward(images, torch.arange(len(images)) % min(labels, len(images)))
     except Exception as error:
