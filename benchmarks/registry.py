@@ -794,10 +794,10 @@ alphas, which are finite; every target has an effect, or a reason why it cannot;
 filtered model; no parameter or buffer of the base model was touched. Tolerance: {tight:.0e} of the
 largest logit in float64, {loose:.0e} in float32 (models that compute in float32 by themselves or
 have more than {limit:.0f} million parameters), or twice what the base model itself differs between
-a batch and one sample at a time, where that is more. Blocks that only repeat their neighbours are left
-out, except in one architecture per family, which has its full depth. {same} architectures turned
-out to be the same network as another one at that size (same layers, shapes and logits: they differ
-in pretrained weights or default image size) and carry its findings.
+a batch and one sample at a time, where that is more. Blocks that only repeat their neighbours are
+left out, except in one architecture per family, which has its full depth. {same} architectures
+turned out to be the same network as another one at that size (same layers, shapes and logits: they
+differ in pretrained weights or default image size) and carry its findings.
 """
 
 
