@@ -4,8 +4,8 @@
     python benchmarks/forward.py --models resnet18 vit_tiny --batch 64 --compiled
     python benchmarks/forward.py --plot               # the picture, from the stored lines
 
-Lines go to ``benchmarks/results/forward.jsonl`` and, as a table, ``forward.md``. Ratios compare
-paths within one interleaved run; times of different runs are not comparable.
+Lines go to ``benchmarks/results/forward.jsonl`` (or ``--out``) and, as a table, ``forward.md``.
+Ratios compare paths within one interleaved run; times of different runs are not comparable.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def run(args: argparse.Namespace) -> list[bench.Timing]:
     return rows
 
 
-def stored(path: str) -> list[bench.Timing]:
+def stored(path: Path) -> list[bench.Timing]:
     """The newest line of every path, setting and batch."""
     fields = bench.Timing.__dataclass_fields__
     rows = {}
-    for line in map(json.loads, Path(path).read_text().splitlines()):
+    for line in map(json.loads, path.read_text().splitlines()):
         row = bench.Timing(**{k: v for k, v in line.items() if k in fields})
         rows[row.model, row.batch, row.labels, row.compiled, kind(row)] = row
     return list(rows.values())
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="also with torch.compile")
     parser.add_argument("--rivals", action="store_true", help="also what a user could do instead")
     parser.add_argument("--peft", action="store_true", help="also PEFT's mixed adapters")
-    parser.add_argument("--out", default=str(RESULTS / "forward.jsonl"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "forward.jsonl")
     parser.add_argument("--plot", action="store_true", help="only draw, from the stored lines")
     args = parser.parse_args()
     if not args.plot:
@@ -242,7 +242,7 @@ def main() -> None:
             args.compiled = False
         run(args)
     rows = stored(args.out)
-    (RESULTS / "forward.md").write_text(
+    args.out.with_suffix(".md").write_text(
         "# A mixed batch against the base model\n\nRebuilt by `python benchmarks/forward.py "
         "--plot` from `forward.jsonl`, which has each row's command and environment. All figures "
         "without a unit are times as ratios to the base model, eager to eager and compiled to "
@@ -250,7 +250,7 @@ def main() -> None:
         "allocates at most; the difference is that of the logits from the one-sample-at-a-time "
         "oracle.\n\n" + tables(rows)
     )
-    plot(rows, RESULTS / "forward.png")
+    plot(rows, args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

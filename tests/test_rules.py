@@ -248,3 +248,19 @@ def test_weights_read_through_views_and_slices_are_exact(x):
     wf = apply(randomise(Views()), x, targets="layer.*")
     assert {row.path for row in wf.plan} == {"exact"}
     close(wf(x, forget=LABELS), reference.logits(wf, x, LABELS))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch.func.jvp's own
+@pytest.mark.parametrize("forget", [torch.tensor([1, -1, 2]), 1], ids=["mixed", "one row"])
+def test_outputs_are_scaled_in_place_only_where_nothing_needs_them(wf, x, forget):
+    expected = wf(x[:3], forget=forget)
+    assert expected.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(wf(x[:3], forget=forget), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(wf(x[:3], forget=forget), expected.detach())
+    wf.alphas.requires_grad_(False)
+    value, tangent = torch.func.jvp(lambda images: wf(images, forget=forget), (x[:3],), (x[:3],))
+    torch.testing.assert_close(value, expected.detach())
+    moved = torch.autograd.functional.jvp(lambda i: wf(i, forget=forget), x[:3], x[:3])[1]
+    torch.testing.assert_close(tangent, moved)

@@ -160,7 +160,8 @@ def register(
     """Tell wfilter that a torch function is linear in one of its arguments.
 
     Parameters that reach the function as that argument then take the fused path. Without a rule
-    they are still exact, but each sample gets weights of its own.
+    they are still exact, but each sample gets weights of its own. The function's result must be a
+    tensor of its own, not a view of an argument: it is scaled in place.
 
     Args:
         function: What the layer calls, as ``__torch_function__`` sees it (``torch.einsum``, ...).
@@ -311,11 +312,10 @@ class GateMode(InterceptMode):
             if bias_site is not None:
                 bias = self._of(bias_site, output.dtype) * bias.to(output.dtype)
             shift = _place(bias.to(output.dtype), output, axis, position)
+        scale = None
         if site is not None:
             scale = _place(self._of(site, output.dtype), output, axis, position)
-            output = output * scale if shift is None else torch.addcmul(shift, output, scale)
-        elif shift is not None:
-            output = output + shift
+        output = _multiply_add(output, scale, shift)
         if layout is not None and layout.order != "plain":
             return output.flatten(layout.axis, layout.axis + 1)
         return output
@@ -469,6 +469,29 @@ def _unfold(output: Tensor, layout: Layout, batch: int) -> Tensor:
         return output
     shape = (batch, -1) if layout.order == "major" else (-1, batch)
     return torch.unflatten(output, layout.axis, shape)
+
+
+def _multiply_add(output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """``scale * output + shift``, in place where no gradient or transform needs the old output.
+
+    It is fresh from its function, so nobody else holds it; a second buffer of its size would cost
+    a CPU as much time as a small layer itself.
+    """
+    factors = [t for t in (output, scale, shift) if t is not None]
+    if torch.compiler.is_compiling() or any(map(_is_tracked, factors)):
+        if scale is None:
+            return output if shift is None else output + shift
+        return output * scale if shift is None else torch.addcmul(shift, output, scale)
+    if scale is None:
+        return output if shift is None else output.add_(shift)
+    return output.mul_(scale) if shift is None else torch.addcmul(shift, output, scale, out=output)
+
+
+def _is_tracked(tensor: Tensor) -> bool:
+    """Whether autograd, forward-mode differentiation or torch.func has a hand on it."""
+    tracked = tensor.requires_grad and torch.is_grad_enabled()
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return tracked or forward_mode or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _place(values: Tensor, output: Tensor, axis: int, position: int | None) -> Tensor:
