@@ -205,6 +205,14 @@ def test_save_replaces_the_file_in_one_step(wf, saved, x, monkeypatch):
     assert not wfilter.load(saved, tiny("cnn"), example_input=x).alphas.any()
 
 
+def test_file_can_be_read_by_those_the_umask_allows(wf, tmp_path):
+    before = os.umask(0o027)
+    try:
+        assert wf.save(tmp_path / "filters.safetensors").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
+
+
 def test_fingerprint_sees_names_shapes_dtypes_and_bytes():
     model = tiny("cnn")
     first = checkpoint.fingerprint(model)
