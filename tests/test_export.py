@@ -48,10 +48,17 @@ def test_onnx_graph_answers_mixed_batches_as_the_model_does(name, forget, tmp_pa
     torch.testing.assert_close(torch.from_numpy(answers), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_onnx_of_a_small_model_is_checked_in_onnxruntime(tmp_path):
-    pytest.importorskip("onnxruntime")
+def test_onnx_of_a_small_model_is_checked_in_onnxruntime_and_refuses_labels_out_of_range(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
     wf, x = filtered("bypassed module")
-    assert wfilter.export(wf, tmp_path / "a.onnx", example_input=x).largest_difference < 1e-5
+    found = wfilter.export(wf, tmp_path / "a.onnx", example_input=x)
+    assert found.largest_difference < 1e-5
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(found.path), options)
+    for bad in (-2, 4):  # ONNX counts negative indices from the end
+        with pytest.raises(Exception, match="out of data bounds"):
+            session.run(None, {"images": x.numpy(), "forget": torch.full((4,), bad).numpy()})
 
 
 def test_baked_model_exports_as_any_plain_model(tmp_path):

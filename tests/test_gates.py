@@ -135,6 +135,12 @@ def test_labels_out_of_range_are_refused(wf, x, bad):
         wf.gates(labels)
 
 
+@pytest.mark.parametrize("bad", [CLASSES, -2, -CLASSES])
+def test_labels_out_of_range_are_refused_by_the_gather_too(bad):
+    with pytest.raises(IndexError):
+        label_gates(torch.zeros(CLASSES, 3), torch.tensor([0, bad]))
+
+
 @pytest.mark.parametrize("bad", [CLASSES, 12, -1, -2])
 def test_one_class_out_of_range_is_refused(wf, x, bad):
     for call in (lambda: wf(x, forget=bad), lambda: wf.bake(bad), lambda: wf(x, forget={0, bad})):

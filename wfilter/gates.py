@@ -70,7 +70,10 @@ def label_gates(
                 [1.0000, 1.0000, 1.0000]])
     """
     nothing = labels == -1
-    rows = F.embedding(torch.where(nothing, 0, labels), alphas, sparse=sparse)
+    index = torch.where(nothing, 0, labels)
+    # Runtimes of exported graphs count negative indices from the end; none refuses this one less.
+    index = torch.where(index < 0, len(alphas), index)
+    rows = F.embedding(index, alphas, sparse=sparse)
     gates = torch.sigmoid(rows)
     if hard:
         gates = _straight_through(gates, rows > 0)
