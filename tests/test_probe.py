@@ -73,12 +73,48 @@ def test_batch_reversed_inside_the_model_is_exact(x):
         lambda m, x: m.conv(x - x.mean(0)).mean((2, 3)),
         lambda m, x: m.conv(x).cumsum(0).mean((2, 3)),
         lambda m, x: m.conv(x).roll(1, 0).mean((2, 3)),
+        lambda m, x: (m.conv(x) - m.conv(x).nan_to_num().mean(0)).nan_to_num().mean((2, 3)),
     ],
-    ids=["flip", "mean", "cumsum", "roll"],
+    ids=["flip", "mean", "cumsum", "roll", "NaN dropped"],
 )
 def test_model_that_mixes_samples_is_refused(odd, x):
     with pytest.raises(ValueError, match="Body mixes the samples of a batch"):
         apply(randomise(Body(odd)), x)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_model_with_several_outputs_is_probed_in_all_of_them(mixes, x):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = tiny("cnn")
+
+        def forward(self, x):
+            logits = self.inner(x)
+            return {"logits": logits, "second": logits - (logits.mean(0) if mixes else 0)}
+
+    if mixes:
+        with pytest.raises(ValueError, match="Pair mixes the samples of a batch"):
+            apply(Pair(), x, num_classes=CLASSES)
+        return
+    wf = apply(Pair(), x, num_classes=CLASSES)
+    assert wf(x, forget=LABELS)["logits"].shape == (4, CLASSES)
+    assert wf.verify(x, LABELS)["fused"] < 1e-12
+
+
+@torch.no_grad()
+def test_model_that_drops_nan_is_exact(x):
+    model = randomise(Body(lambda m, x: m.conv(x.nan_to_num()).mean((2, 3)).nan_to_num()))
+    wf = apply(model, x)
+    close(wf(x, forget=LABELS), reference.logits(wf, x, LABELS))
+
+
+@torch.no_grad()
+def test_one_logit_per_sample_without_an_axis_of_its_own(x):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 1), nn.Flatten(0))
+    wf = apply(model.double(), x, targets="*", num_classes=2)
+    labels = torch.tensor([0, 1, -1, 1])
+    close(wf(x, forget=labels), reference.logits(wf, x, labels))
 
 
 def test_batch_norm_without_running_statistics_is_refused(x):

@@ -6,7 +6,7 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from conftest import CLASSES, apply, close, images, randomise
+from conftest import CLASSES, apply, close, images, randomise, tiny
 from torch import nn
 
 import wfilter
@@ -216,8 +216,8 @@ def marked(*shape, where):
     [
         (marked(5, 7, where=1), -1, Layout(0, "plain")),
         (marked(4, 5, 7, where=(slice(None), 1)), -1, Layout(1, "plain")),
-        (marked(15, 7, where=slice(3, 6)), -1, Layout(0, "major")),
-        (marked(15, 7, where=slice(1, None, 5)), -1, Layout(0, "minor")),
+        (marked(15, 7, where=slice(3, 6)), -1, Layout(0, "major", 3)),
+        (marked(15, 7, where=slice(1, None, 5)), -1, Layout(0, "minor", 3)),
         (marked(5, 7, where=2), -1, None),
         (marked(5, 7, where=slice(1, 3)), -1, None),
         (marked(5, 7, 5, where=(slice(None), slice(None), 1)), -2, None),
@@ -264,3 +264,80 @@ def test_outputs_are_scaled_in_place_only_where_nothing_needs_them(wf, x, forget
     torch.testing.assert_close(value, expected.detach())
     moved = torch.autograd.functional.jvp(lambda i: wf(i, forget=forget), x[:3], x[:3])[1]
     torch.testing.assert_close(tangent, moved)
+
+
+class Odd(nn.Module):
+    """A weight used by a function that has its units on another axis, or as an input too."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.conv = nn.Conv2d(3, 3, 3, bias=False)
+        self.up = nn.ConvTranspose2d(3, 3, 3, bias=False)
+        self.table = nn.Parameter(torch.rand(3, 3))
+        self.head = nn.Linear(3, CLASSES)
+
+    def forward(self, x):
+        if self.kind == "kernel used transposed":
+            return self.head(F.conv_transpose2d(self.conv(x).tanh(), self.conv.weight).mean((2, 3)))
+        if self.kind == "transposed kernel used plainly":
+            return self.head(F.conv2d(x, self.up.weight).tanh().mean((2, 3)))
+        mixed = F.linear(x.mean((2, 3)), self.table)
+        if self.kind == "weight used as an input":
+            return self.head(mixed) + self.head(self.table).mean()
+        if self.kind == "weight used as keys":
+            keys = self.table[None].expand(len(x), -1, -1)
+            return self.head(F.scaled_dot_product_attention(mixed[:, None], keys, keys)[:, 0])
+        if self.kind == "weight used as a number":
+            return self.head(mixed * self.table[0, 0].item() + self.table.sum())
+        place = x.new_zeros(len(x), 3)
+        place[:, 0] = mixed[:, 0]
+        place[:, 1:] = self.table[0, 1:]
+        return self.head(place)
+
+
+ODD = {
+    "kernel used transposed": "conv.weight",
+    "transposed kernel used plainly": "up.weight",
+    "weight used as an input": "table",
+    "weight used as keys": "table",
+    "weight written into a tensor": "table",
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@torch.no_grad()
+def test_weight_used_otherwise_than_its_rule_says_is_exact(kind, x):
+    wf = apply(randomise(Odd(kind)), x, targets=ODD[kind])
+    assert wf.plan[0].path == "exact"
+    close(wf(x, forget=LABELS), reference.logits(wf, x, LABELS))
+    close(wf(x, forget=2), reference.logits(wf, x, torch.full((4,), 2)))
+
+
+@torch.no_grad()
+def test_weight_read_as_a_number_is_right_for_one_class_and_refused_in_mixed_batches(x):
+    wf = apply(randomise(Odd("weight used as a number")), x, targets="table")
+    close(wf(x, forget=2), reference.logits(wf, x, torch.full((4,), 2)))
+    with pytest.raises(RuntimeError, match="vmap"):
+        wf(x, forget=LABELS)
+
+
+class Split(nn.Module):
+    """Runs its batch in parts of eight."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return torch.cat([self.model(part) for part in x.split(8)])
+
+
+@pytest.mark.parametrize("name", ["cnn", "batch-major windows", "batch-minor windows"])
+@torch.no_grad()
+def test_model_that_splits_large_batches_is_right_below_and_refused_above(name):
+    wf = apply(Split(tiny(name)), images(1, 3, 8, 8), targets="model.[!h]*")
+    x, labels = images(8, 3, 8, 8), torch.arange(8) % 5 - 1
+    close(wf(x, forget=labels), reference.logits(wf, x, labels))
+    with pytest.raises(RuntimeError, match=r"entries for 16 samples, where the probe saw \d"):
+        wf(torch.cat([x, x]), forget=torch.cat([labels, labels]))

@@ -255,7 +255,7 @@ class FilteredModel(nn.Module):
 
         Call it before ``torch.compile(wf)`` meets an image size for the first time.
         """
-        findings, _ = probe(self.base, self.targets, x)
+        findings, _, _ = probe(self.base, self.targets, x)
         for target, finding in zip(self.targets, findings):
             if finding.by == "unused":
                 raise RuntimeError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from wfilter.gates import slices
 from wfilter.rules import Layout, MarkMode, ProbeMode, Site, possible_layouts
@@ -98,7 +99,7 @@ def make_sites(
         module = model.get_submodule(target.owners[0][0])
         standardised = is_standardised(module) and target.owners[0][1] == "weight"
         span = where[target.name]
-        site = Site(index, span.start, span.stop, None, standardised)
+        site = Site(index, span.start, span.stop, None, standardised, target.unit_axis)
         if findings is not None:
             if findings[index].by != "output":
                 continue
@@ -110,8 +111,10 @@ def make_sites(
 @torch.no_grad()
 def probe(
     model: nn.Module, targets: Sequence[Target], example: Tensor
-) -> tuple[tuple[Finding, ...], object]:
-    """Run the model on a marked batch of ``example``'s shape; findings per target, and its output.
+) -> tuple[tuple[Finding, ...], object, bool]:
+    """Run the model on a marked batch of ``example``'s shape.
+
+    Gives findings per target, the output, and whether a sample's output depends on other samples.
 
     Args:
         model: The base model, in eval mode.
@@ -134,8 +137,9 @@ def probe(
             output = model(images)
         for index in range(len(targets)):
             _look_downstream(model, clean, mode, index)
+        mixes = _mixes_samples(model, clean, output)
     findings = [_judge(t, mode, i) for i, t in enumerate(targets)]
-    return tuple(findings), output
+    return tuple(findings), output, mixes
 
 
 @contextmanager
@@ -146,7 +150,32 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for buffer, value in before:
-            buffer.copy_(value)
+            if not torch.equal(buffer, value):  # torch.func allows no write, even of the same
+                buffer.copy_(value)
+
+
+def _mixes_samples(model: nn.Module, clean: Tensor, output: object) -> bool:
+    """Whether sample 1, which is NaN, shows in the output of another.
+
+    Where the model drops NaN on its way, another sample is put in the place of number 1 instead.
+    """
+    others = [sample for sample in range(PROBE_BATCH) if sample != 1]
+    marked = [row.isnan().any(1) for row in _rows(output)]
+    if any(bool(row[others].any()) for row in marked):
+        return True
+    if all(bool(row[1]) for row in marked):
+        return False
+    changed = clean.clone()
+    changed[1] = 1 - changed[1]
+    pairs = zip(_rows(model(clean)), _rows(model(changed)))
+    return not all(torch.allclose(a[others], b[others], 1e-3, 1e-5) for a, b in pairs)
+
+
+def _rows(output: object) -> list[Tensor]:
+    """The floating-point tensors of an output that have a row per sample, ``(batch, ...)``."""
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
+    return [leaf.reshape(PROBE_BATCH, -1) for leaf in leaves if leaf.shape[:1] == (PROBE_BATCH,)]
 
 
 def _look_downstream(model: nn.Module, clean: Tensor, mode: ProbeMode, index: int) -> None:
@@ -160,8 +189,8 @@ def _look_downstream(model: nn.Module, clean: Tensor, mode: ProbeMode, index: in
     ((shape, axis),) = use.shapes
     for layout in possible_layouts(shape, axis, PROBE_BATCH):
         with MarkMode(mode.sites, index, layout, PROBE_BATCH):
-            logits = model(clean)
-        marked = logits.isnan().flatten(1).any(1).tolist() if isinstance(logits, Tensor) else []
+            rows = _rows(model(clean))
+        marked = torch.stack([row.isnan().any(1) for row in rows]).any(0).tolist() if rows else []
         if marked == [sample == 1 for sample in range(PROBE_BATCH)]:
             use.layouts = {layout}
             return

@@ -30,6 +30,7 @@ class Layout:
 
     axis: int
     order: str
+    times: int = 1  # entries of one sample
 
     def __str__(self) -> str:
         fold = {"plain": "", "major": ", folded batch-major", "minor": ", folded batch-minor"}
@@ -45,6 +46,7 @@ class Site:
     stop: int
     layout: Layout | None = None
     standardised: bool = False
+    unit_axis: int = 0
 
 
 class Rule(Protocol):
@@ -56,17 +58,26 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class LinearInWeight:
-    """A function ``f(x, W) + b``, linear in ``W``, whose output has the units on ``unit_axis``."""
+    """A function ``f(x, W) + b``, linear in ``W``, whose output has the units on ``unit_axis``.
+
+    They are those on ``weight_axis`` of ``W``.
+    """
 
     weight: tuple[int, str]
     bias: tuple[int, str] | None
     unit_axis: int
+    weight_axis: int = 0
 
     def __call__(self, mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
         """The gated output, or the plain call when neither weight nor bias is a target."""
         weight = _argument(args, kwargs, self.weight)
         bias = None if self.bias is None else _argument(args, kwargs, self.bias)
+        if mode.probing:
+            mode.unknown_use(function, self._others(args, kwargs))
         site, bias_site = mode.site(weight), mode.site(bias)
+        if site is not None and site.unit_axis != self.weight_axis:
+            mode.unknown_use(function, [weight])
+            site = None
         if site is None and bias_site is None:
             return function(*args, **kwargs)
         if bias is not None and self.bias is not None:
@@ -74,6 +85,12 @@ class LinearInWeight:
         output = function(*args, **kwargs)
         axis = self.unit_axis - output.ndim if self.unit_axis >= 0 else self.unit_axis
         return mode.gate(output, axis, site, bias, bias_site)
+
+    def _others(self, args: Any, kwargs: Any) -> list[Any]:
+        """All arguments but weight and bias."""
+        slots = [slot for slot in (self.weight, self.bias) if slot is not None]
+        by_place = [value for i, value in enumerate(args) if all(i != s[0] for s in slots)]
+        return by_place + [v for key, v in kwargs.items() if all(key != s[1] for s in slots)]
 
 
 def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
@@ -113,6 +130,7 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
 def attention_core(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
     """Attention written out where vmap has no batching rule for the CPU's fused kernel."""
     query = args[0] if args else kwargs["query"]
+    mode.unknown_use(function, [*args, *kwargs.values()])
     if query.device.type != "cpu" or not _is_batched(query):
         return function(*args, **kwargs)
     return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
@@ -138,9 +156,9 @@ RULES: dict[Function, Rule] = {
     torch.conv1d: LinearInWeight((1, "weight"), (2, "bias"), -2),
     torch.conv2d: LinearInWeight((1, "weight"), (2, "bias"), -3),
     torch.conv3d: LinearInWeight((1, "weight"), (2, "bias"), -4),
-    torch.conv_transpose1d: LinearInWeight((1, "weight"), (2, "bias"), -2),
-    torch.conv_transpose2d: LinearInWeight((1, "weight"), (2, "bias"), -3),
-    torch.conv_transpose3d: LinearInWeight((1, "weight"), (2, "bias"), -4),
+    torch.conv_transpose1d: LinearInWeight((1, "weight"), (2, "bias"), -2, weight_axis=1),
+    torch.conv_transpose2d: LinearInWeight((1, "weight"), (2, "bias"), -3, weight_axis=1),
+    torch.conv_transpose3d: LinearInWeight((1, "weight"), (2, "bias"), -4, weight_axis=1),
     F.layer_norm: norm_over_last_axes,
     F.rms_norm: norm_over_last_axes,
     F.group_norm: LinearInWeight((2, "weight"), (3, "bias"), 1),
@@ -184,6 +202,8 @@ class InterceptMode(TorchFunctionMode):
     A standardised convolution turns its weight into another tensor first; ``pending`` carries the
     target from that moment to the convolution that follows.
     """
+
+    probing = False
 
     def __init__(self, sites: dict[int, Site]):
         super().__init__()
@@ -353,6 +373,8 @@ class ProbeMode(InterceptMode):
     depend on that sample are those that are NaN.
     """
 
+    probing = True
+
     def __init__(self, sites: dict[int, Site], batch: int):
         super().__init__(sites)
         self.batch = batch
@@ -370,7 +392,9 @@ class ProbeMode(InterceptMode):
         result = function(*args, **kwargs)
         if isinstance(result, torch.Size):  # reading a shape is no use
             return result
-        if isinstance(result, (Tensor, tuple, list)) and id(result) not in self.sites:
+        written = function is Tensor.__setitem__
+        derived = isinstance(result, (Tensor, tuple, list, float)) and id(result) not in self.sites
+        if written or derived:
             values = [*args, *kwargs.values()]
             nested = [v for value in values if isinstance(value, (tuple, list)) for v in value]
             self.unknown_use(function, [*values, *nested])
@@ -431,8 +455,8 @@ def possible_layouts(shape: torch.Size, axis: int, batch: int) -> list[Layout]:
     """Every way in which an output of this shape could hold the samples before its unit axis."""
     sizes = [(a, shape[a]) for a in range(len(shape) + axis) if shape[a] % batch == 0]
     plain = [Layout(a, "plain") for a, size in sizes if size == batch]
-    folded = [Layout(a, o) for a, size in sizes if size != batch for o in ("major", "minor")]
-    return plain + folded
+    folded = [(a, size // batch) for a, size in sizes if size != batch]
+    return plain + [Layout(a, order, n) for a, n in folded for order in ("major", "minor")]
 
 
 def find_layout(output: Tensor, axis: int, batch: int) -> Layout | None:
@@ -451,21 +475,23 @@ def find_layout(output: Tensor, axis: int, batch: int) -> Layout | None:
         place = torch.arange(size, device=output.device)
         if size == batch and torch.equal(touched, place == 1):
             return Layout(candidate, "plain")
-        if torch.equal(touched, place // (size // batch) == 1):
-            return Layout(candidate, "major")
-        if torch.equal(touched, place % batch == 1):
-            return Layout(candidate, "minor")
+        times = size // batch
+        if times and torch.equal(touched, place // times == 1):
+            return Layout(candidate, "major", times)
+        if times and torch.equal(touched, place % batch == 1):
+            return Layout(candidate, "minor", times)
     return None
 
 
 def _unfold(output: Tensor, layout: Layout, batch: int) -> Tensor:
     """Give the samples an axis of their own."""
+    if output.shape[layout.axis] != batch * layout.times:
+        raise RuntimeError(
+            f"a filtered layer gave {output.shape[layout.axis]} entries for {batch} samples, "
+            f"where the probe saw {layout.times} for each. Call wf.probe(images) with images of "
+            "this size; a model that splits its batch needs smaller batches."
+        )
     if layout.order == "plain":
-        if output.shape[layout.axis] != batch:
-            raise RuntimeError(
-                f"a filtered layer gave {output.shape[layout.axis]} entries for {batch} samples, "
-                "which the probe did not see. Call wf.probe(images) with images of this size."
-            )
         return output
     shape = (batch, -1) if layout.order == "major" else (-1, batch)
     return torch.unflatten(output, layout.axis, shape)

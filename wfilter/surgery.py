@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from wfilter.probe import PROBE_BATCH, Finding, Plan, example_inputs, make_plan, probe
+from wfilter.gates import HARD
+from wfilter.probe import Finding, Plan, example_inputs, make_plan, probe
 from wfilter.targets import Selector, Target, is_standardised, select_targets
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def find_targets(
     """
     chosen = select_targets(model, targets, exclude, granularity)
     with _evaluating(model):
-        findings, _ = _try_probe(model, chosen, example_input)
+        findings, _, _ = _try_probe(model, chosen, example_input)
     return make_plan(chosen, findings)
 
 
@@ -93,8 +94,13 @@ def apply_weight_filtering(
     _refuse_filtered_or_compiled(model)
     chosen = select_targets(model, targets, exclude, granularity)
     with _evaluating(model):
-        findings, output = _try_probe(model, chosen, example_input)
-    _refuse_mixing(model, output)
+        findings, output, mixes = _try_probe(model, chosen, example_input)
+    if mixes:
+        raise ValueError(
+            f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on the "
+            "others, so a batch in which each sample forgets its own class has no defined answer. "
+            "Use a model whose samples are independent in eval mode."
+        )
     chosen, findings = _drop_unused(chosen, findings, targets)
     rows = _count_classes(model, output, num_classes, class_names)
     mark = Mark(
@@ -327,7 +333,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _try_probe(
     model: nn.Module, targets: Sequence[Target], example: Tensor | None
-) -> tuple[tuple[Finding, ...], object]:
+) -> tuple[tuple[Finding, ...], object, bool]:
     """Probe with the example given, or with the first guess the model takes."""
     if example is not None:
         return probe(model, targets, example)
@@ -375,20 +381,6 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
         raise ValueError(
             "this model contains TorchScript modules, whose parameters cannot be intercepted. "
             "Pass the Python model."
-        )
-
-
-def _refuse_mixing(model: nn.Module, output: object) -> None:
-    """The probe marked sample 1 with NaN; it must not show in any other sample's logits."""
-    if not isinstance(output, Tensor) or output.shape[:1] != (PROBE_BATCH,):
-        return
-    marked = output.isnan().flatten(1).any(1)
-    marked[1] = False
-    if marked.any():
-        raise ValueError(
-            f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on the "
-            "others, so a batch in which each sample forgets its own class has no defined answer. "
-            "Use a model whose samples are independent in eval mode."
         )
 
 
