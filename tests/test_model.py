@@ -127,6 +127,16 @@ def test_empty_batch_and_single_sample_work(wf, x):
     close(wf(x[:1], forget=LABELS[:1]), reference.logits(wf, x[:1], LABELS[:1]))
 
 
+@pytest.mark.parametrize("granularity", ["out", "element"])
+@pytest.mark.parametrize("name", ["cnn", "attention", "layer run once"])
+def test_empty_batch_gives_no_rows_on_every_path(name, granularity, x):
+    wf = apply(tiny(name), x, targets="*", granularity=granularity)
+    for forget in (LABELS[:0], torch.ones(0, CLASSES).bool(), 1):
+        assert wf(x[:0], forget=forget).shape == (0, CLASSES)
+    with pytest.raises(ValueError, match="for a batch of 0"):
+        wf(x[:0], forget=LABELS)
+
+
 @torch.no_grad()
 def test_closed_gates_silence_and_open_gates_do_nothing(wf, x):
     wf.alphas.fill_(wfilter.gates.HARD)
@@ -205,6 +215,7 @@ def test_block_takes_no_labels(wf):
     ("what", "action"),
     [
         ("bake", lambda wf: wf.bake(1)),
+        ("verify", lambda wf: wf.verify(images(1, 3, 8, 8), 1)),
         ("save", lambda wf: wf.save("never.safetensors")),
         ("state_dict", lambda wf: wf.state_dict()),
         ("remove_weight_filtering", wfilter.remove_weight_filtering),
@@ -319,7 +330,51 @@ def test_inference_mode_and_grad_mode_can_alternate(wf, x):
     close(wf(x, forget=LABELS).detach(), first.clone())
 
 
+@torch.inference_mode()
+def test_all_of_a_life_can_be_in_inference_mode(x):
+    wf = apply(tiny("cnn"), x)
+    expected = wf(x, forget=1).clone()
+    with wf.forgetting(1):
+        close(wf(x), expected)
+        wf.alphas.zero_()
+        close(wf(x), wf(x, forget=1))
+
+
+@torch.no_grad()
+def test_functional_transforms_see_the_same_model(wf, x):
+    def logits(alphas, images=x):
+        return torch.func.functional_call(wf, {"alphas": alphas}, (images, LABELS))
+
+    alphas = wf.alphas.detach()
+    gradient = torch.func.grad(lambda alphas: logits(alphas).square().sum())(alphas)
+    with torch.enable_grad():
+        wf(x, forget=LABELS).square().sum().backward()
+    close(gradient, wf.alphas.grad)
+    several = torch.stack([alphas, alphas / 2])
+    close(torch.func.vmap(logits)(several)[1], logits(alphas / 2))
+    one = torch.func.vmap(lambda image, label: wf(image[None], forget=label[None])[0])
+    close(one(x, LABELS), wf(x, forget=LABELS))
+    with pytest.raises(IndexError):
+        one(x, torch.tensor([0, -2, 0, 0]))
+
+
 # ---- training -----------------------------------------------------------------------------------
+
+
+def test_base_model_in_training_mode_is_refused(wf, x):
+    before = snapshot(wf.base)
+    wf.base.train()
+    for forget in (None, 1, LABELS):
+        with pytest.raises(RuntimeError, match=r"put in training mode.* Call wf\.base\.eval\(\)"):
+            wf(x, forget=forget)
+    wf.train()
+    wf(x, forget=LABELS)
+    assert_same_state(wf.base, before)
+
+
+def test_requires_grad_leaves_the_base_model_frozen(wf):
+    wf.requires_grad_(False).requires_grad_(True)
+    assert [name for name, p in wf.named_parameters() if p.requires_grad] == ["alphas"]
 
 
 @pytest.mark.parametrize("granularity", ["out", "element"])
@@ -506,6 +561,13 @@ def test_verify_reports_the_path_taken_and_a_tiny_difference(wf, x):
     assert wf.verify(x, LABELS)["fused"] < 1e-12
     exact = apply(tiny("layer run once"), x, targets="*")
     assert exact.verify(x, LABELS).keys() == {"exact"}
+
+
+def test_verify_takes_every_kind_of_forget_but_nothing(wf, x):
+    for forget in (2, {1, 2}, torch.eye(4).bool()):
+        assert wf.verify(x, forget)["fused"] < 1e-12
+    with pytest.raises(TypeError, match="Pass what to forget"):
+        wf.verify(x, None)
 
 
 def test_repr_names_classes_targets_and_units(wf):

@@ -106,6 +106,15 @@ def test_class_names_must_fit(tiny_cnn, x):
         apply(tiny_cnn, x, class_names=["a", "b"])
     with pytest.raises(ValueError, match="class_names has 'b' more than once"):
         apply(tiny_cnn, x, class_names=["a", "b", "b", "c"])
+    for bad in ([0, 1, 2, 3], "abcd"):  # a file with such names would not load
+        with pytest.raises(TypeError, match="must be a list of names, each a str"):
+            apply(tiny_cnn, x, class_names=bad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_init_must_be_finite(tiny_cnn, x, bad):
+    with pytest.raises(ValueError, match=r"init=(nan|inf) must be finite"):
+        wfilter.apply_weight_filtering(tiny_cnn, example_input=x, init=bad)
 
 
 def test_new_filter_is_close_to_the_identity_but_not_equal_to_it(tiny_cnn, x):

@@ -96,6 +96,57 @@ def test_replicas_share_the_prefix_and_equal_plain_repetition():
     )
 
 
+class Shortcut(nn.Module):
+    """Joins what comes before the second layer to what comes after, or counts its samples early."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.Linear(6, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(16 if kind == "joined" else 8, 4)
+
+    def forward(self, x):
+        batch, early = len(x), self.first(x).tanh()
+        late = self.second(early).tanh()
+        if self.kind == "joined":
+            late = torch.cat([early, late], 1)
+        if self.kind == "added":
+            late = early + late
+        if self.kind == "counted":
+            late = late.reshape(batch, -1, 8).mean(1)
+        return self.head(late)
+
+
+@pytest.mark.parametrize("pins", ["first.", "first. second. head."])
+@pytest.mark.parametrize("kind", ["plain", "joined", "added", "counted"])
+def test_replicas_are_run_apart_where_the_model_cannot_share(kind, pins):
+    torch.manual_seed(0)
+    wf = wfilter.apply_weight_filtering(Shortcut(kind), targets="*")  # all rows equal, as at first
+    wf.pin_open([t.name for t in wf.targets if t.name.startswith(tuple(pins.split()))])
+    images, labels = torch.rand(3, 6), torch.arange(12) % 5 - 1
+    for _ in range(2):
+        torch.testing.assert_close(
+            wf.replicated(images, labels), wf(images.repeat_interleave(4, 0), labels)
+        )
+        with torch.no_grad():
+            for name in {t.name for t in wf.targets} - {wf.targets[i].name for i in wf._pinned}:
+                wf.alpha[name].normal_()
+    assert wf._shares is (kind == "plain" and pins == "first.")
+
+
+def test_alphas_that_change_under_a_pin_are_refused():
+    wf = wfilter.apply_weight_filtering(nn.Linear(6, 4), targets="*")
+    images, state = torch.rand(2, 6), wf.state_dict()
+    state = {name: value.clone() for name, value in state.items()}
+    wf.pin_open(["weight"])
+    wf(images, forget=1)
+    wf.load_state_dict(state)
+    for act in (lambda: wf(images, forget=1), lambda: wf.replicated(images, torch.arange(4))):
+        with pytest.raises(RuntimeError, match=r"weight is pinned open.* wf\.pin_open\(\[\]\)"):
+            act()
+    wf.pin_open([])
+    wf(images, forget=1)
+
+
 @pytest.mark.parametrize("recipe", [QUICK, PAPER], ids=lambda r: r.name)
 @pytest.mark.parametrize("loader", [False, True])
 def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, recipe, loader):

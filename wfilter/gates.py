@@ -146,11 +146,17 @@ def traced(x: Tensor) -> bool:
     return torch.compiler.is_exporting() and is_fake(x)
 
 
+def readable(values: Tensor) -> bool:
+    """Whether Python can look at values for free: on the CPU, not traced, not under vmap."""
+    batched = torch._C._functorch.is_batchedtensor(values)
+    return values.device.type == "cpu" and not batched and not traced(values)
+
+
 def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
     """Refuse labels or sets of the wrong dtype, length or range.
 
-    Values are only looked at on the CPU and outside a compiled graph; elsewhere the gather itself
-    stops at a label out of range.
+    Values are only looked at where they are ``readable``; elsewhere the gather itself stops at a
+    label out of range.
     """
     if forget.dtype == torch.bool:
         expected = f"({batch}, {num_classes})"
@@ -171,7 +177,7 @@ def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
             f"forget has {len(forget) if forget.ndim == 1 else tuple(forget.shape)} entries for a "
             f"batch of {batch}. Pass one label per sample, or one int for all."
         )
-    if forget.device.type == "cpu" and not traced(forget) and batch:
+    if readable(forget) and batch:
         low, high = (int(value) for value in forget.aminmax())
         if low < -1 or high >= num_classes:
             bad = low if low < -1 else high

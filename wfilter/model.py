@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Union
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
 from wfilter import gates as _gates
 from wfilter import surgery
@@ -102,7 +103,8 @@ class FilteredModel(nn.Module):
         )
         self._findings = tuple(findings)
         self._pinned: frozenset[int] = frozenset()
-        self._shares = True
+        self._pinned_at: int | None = None  # version of the alphas at which that was looked at
+        self._shares: bool | None = None  # not known yet
         self._probed: dict[tuple[int, ...], tuple[Finding, ...]] = {}
         self._scope: Scope | None = None
         self._blocks = 0  # forgetting blocks opened so far
@@ -130,6 +132,11 @@ class FilteredModel(nn.Module):
             return self._forward(x, self._per_sample(x, forget))
         if not surgery.is_marked(self.base):
             raise RuntimeError("the filters of this model were removed. Apply them again.")
+        if self.base.training:
+            raise RuntimeError(
+                "the base model was put in training mode, where BatchNorm mixes samples and drifts."
+                " Call wf.base.eval(); wf.train() leaves it in eval mode."
+            )
         blocks = self._blocks
         self._refuse_other_thread()
         output = self._checked(x, forget)
@@ -151,13 +158,15 @@ class FilteredModel(nn.Module):
             forget = (nothing if row is None else row).expand(len(x), -1)
         with self._suspended() if self._scope is not None else nullcontext():
             self._check_values(forget)
+            per_sample = self._per_sample(x, forget)
+            assert per_sample is not None
+            if not len(x):
+                return self.base(x)
             if self._needs_probe(x):
                 self.probe(x)
             if compiled is not None:
-                per_sample = self._per_sample(x, forget)
-                assert per_sample is not None
                 return compiled.gated(x, self._mixed_gates(per_sample))
-            return self._forward(x, self._one_row(forget) or self._per_sample(x, forget))
+            return self._forward(x, self._one_row(forget) or per_sample)
 
     def _forward(self, x: Tensor, forget: Tensor | _Row | None) -> Any:
         """Gates, then the path that fits."""
@@ -193,14 +202,31 @@ class FilteredModel(nn.Module):
         if self._needs_probe(x):
             self.probe(x)
         fused = all(finding.path == "fused" for finding in self._findings_for(x))
-        if self._shares and self._pinned and replicas > 1 and fused:
-            try:
+        if self._pinned and replicas > 1 and fused and self._scope is None:
+            self._check_pinned()
+            if self._shares is None:
+                self._shares = self._can_share(x, replicas)
+            if self._shares:
                 return self._run(x, self._mixed_gates(forget), replicas)
-            except RuntimeError as error:
-                if "must match the size" not in str(error) and "replicas" not in str(error):
-                    raise
-                self._shares = False  # a shortcut leads around the first gate: shapes do not meet
         return self(x.repeat_interleave(replicas, 0), forget)
+
+    @torch.no_grad()
+    def _can_share(self, x: Tensor, replicas: int) -> bool:
+        """Whether replicas can be one up to the first gate, tried with gates at random.
+
+        Not so where a shortcut leads around that gate, or the model reads its batch size before it.
+        """
+        generator = torch.Generator().manual_seed(0)
+        shape = (replicas * len(x), self.alphas.shape[1])
+        gates = torch.rand(shape, generator=generator).to(self.alphas)
+        try:
+            shared = self._run(x, gates, replicas)
+        except RuntimeError:
+            return False
+        alone = self._run(x.repeat_interleave(replicas, 0), gates)
+        if not isinstance(shared, Tensor) or shared.shape != alone.shape:
+            return False
+        return torch.allclose(shared, alone, 0.02, 1e-4)
 
     def pin_open(self, names: Iterable[str]) -> None:
         """In place: fix targets with every gate at exactly 1, so that a forward skips them."""
@@ -211,12 +237,13 @@ class FilteredModel(nn.Module):
         with torch.no_grad():
             for name in chosen:
                 self.alpha[name].fill_(_gates.HARD)
-        self._shares = True
+        self._shares = None
         self._pinned = frozenset(i for i, t in enumerate(self.targets) if t.name in chosen)
+        self._pinned_at = None
 
     def _one_sample(self, x: Tensor, gates: Tensor) -> Any:
         output = self._run(x.unsqueeze(0), gates)
-        return torch.utils._pytree.tree_map(lambda t: t.squeeze(0), output)
+        return tree_map(lambda t: t.squeeze(0), output)
 
     def _run(self, x: Tensor, gates: Tensor, replicas: int = 1) -> Any:
         """The base model, gated at outputs where a rule covers the target, at weights elsewhere.
@@ -287,18 +314,27 @@ class FilteredModel(nn.Module):
         _gates.check_per_sample(forget, batch, self.num_classes)
         return forget.to(device, non_blocking=True)
 
+    def _check_pinned(self) -> None:
+        """Refuse pinned alphas that are no longer open; waits for a device only after a change."""
+        version = None if self.alphas.is_inference() else self.alphas._version
+        if not self._pinned or (version is not None and version == self._pinned_at):
+            return
+        names = [self.targets[index].name for index in sorted(self._pinned)]
+        is_open = torch.stack([(self.alpha[name] == _gates.HARD).all() for name in names]).tolist()
+        if not all(is_open):
+            raise RuntimeError(
+                f"{names[is_open.index(False)]} is pinned open, but its alphas were changed and "
+                "would be ignored. Call wf.pin_open([]) to let all gates act again."
+            )
+        self._pinned_at = version
+
     def _check_values(self, forget: Forget) -> None:
-        if self.alphas.device.type != "cpu":
-            return  # looking at values there would wait for the device
-        for index in self._pinned:
-            name = self.targets[index].name
-            if not bool((self.alpha[name] == _gates.HARD).all()):
-                raise RuntimeError(
-                    f"{name} is pinned open, but its alphas were changed and would be ignored. "
-                    "Call wf.pin_open([]) to let all gates act again."
-                )
-        if isinstance(forget, Tensor) and forget.dtype == torch.int64 and forget.numel():
-            rows = self.alphas[forget.clamp(0, self.num_classes - 1).flatten()]
+        self._check_pinned()
+        if not _gates.readable(self.alphas):
+            return  # looking at values would wait for the device
+        labels = forget if isinstance(forget, Tensor) and forget.dtype == torch.int64 else None
+        if labels is not None and labels.numel() and _gates.readable(labels):
+            rows = self.alphas[labels.clamp(0, self.num_classes - 1).flatten()]
         else:
             rows = self.alphas
         if not bool(torch.isfinite(rows.detach().sum())):
@@ -472,18 +508,23 @@ class FilteredModel(nn.Module):
         """The alphas, for your own optimiser and loop."""
         return [self.alphas]
 
-    def verify(self, x: Tensor, forget: Tensor) -> dict[str, float]:
+    def verify(self, x: Tensor, forget: Forget) -> dict[str, float]:
         """Largest difference between the fast path and the one-sample-at-a-time oracle, per path.
 
         ``"fused"`` or ``"exact"``, whichever these filters take for a mixed batch.
         """
         from wfilter.oracle import one_at_a_time
 
+        self.refuse_inside_forgetting("verify")
         with torch.no_grad():
-            fast = self(x, forget=forget)
-            slow = one_at_a_time(self, x, forget)
+            labels = self._per_sample(x, forget)
+            if labels is None:
+                raise TypeError("verify compares filtered forwards. Pass what to forget.")
+            fast = self(x, forget=labels)
+            slow = one_at_a_time(self, x, labels)
         fused = all(finding.path == "fused" for finding in self._findings_for(x))
-        return {"fused" if fused else "exact": float((fast - slow).abs().max())}
+        pairs = zip(tree_leaves(fast), tree_leaves(slow))
+        return {"fused" if fused else "exact": max(float((a - b).abs().max()) for a, b in pairs)}
 
     # ---- results ------------------------------------------------------------------------------
 
@@ -560,6 +601,11 @@ class FilteredModel(nn.Module):
         super().train(mode)
         if surgery.is_marked(self.base):
             self.base.eval()
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> FilteredModel:
+        """In place: of the alphas alone; the base model stays frozen."""
+        self.alphas.requires_grad_(requires_grad)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,21 +5,23 @@ Slow and obvious on purpose; every fast path is compared with it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from wfilter import surgery
+from wfilter.gates import check_per_sample
 from wfilter.targets import is_standardised
 
 if TYPE_CHECKING:
     from wfilter.model import FilteredModel
 
 
-def one_at_a_time(wf: FilteredModel, x: Tensor, forget: Tensor) -> Tensor:
-    """Logits for a mixed batch, each sample run alone with its own weights.
+def one_at_a_time(wf: FilteredModel, x: Tensor, forget: Tensor) -> Any:
+    """The output for a mixed batch, each sample run alone with its own weights.
 
     Args:
         wf: The filtered model.
@@ -32,6 +34,7 @@ def one_at_a_time(wf: FilteredModel, x: Tensor, forget: Tensor) -> Tensor:
         >>> one_at_a_time(wf, torch.ones(2, 4), torch.tensor([2, -1])).shape
         torch.Size([2, 3])
     """
+    check_per_sample(forget, len(x), wf.num_classes)
     base = wf.base
     if any(is_standardised(module) for module in base.modules()):
         base = surgery.plain_copy(base).eval()
@@ -40,7 +43,7 @@ def one_at_a_time(wf: FilteredModel, x: Tensor, forget: Tensor) -> Tensor:
         rows = wanted.nonzero().flatten().tolist() if wanted.ndim else [int(wanted)]
         weights = gated_weights(wf, base, [row for row in rows if row >= 0])
         outputs.append(functional_call(base, weights, (image.unsqueeze(0),), tie_weights=False))
-    return torch.cat(outputs)
+    return tree_map(lambda *parts: torch.cat(parts), *outputs)
 
 
 def gated_weights(wf: FilteredModel, base: torch.nn.Module, rows: list[int]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ def apply_weight_filtering(
         )
     chosen, findings = _drop_unused(chosen, findings, targets)
     rows = _count_classes(model, output, num_classes, class_names)
+    if not math.isfinite(init):
+        raise ValueError(f"init={init} must be finite; for gates of exactly 1 use {HARD:.0f}.")
     mark = Mark(
         chosen[0].name,
         tuple(n for n, p in model.named_parameters() if p.requires_grad),
@@ -204,16 +207,17 @@ class WeightFilter(nn.Module):
         """The gated tensor, or the tensor itself while disabled."""
         if not self.enabled:
             return weight
+        factors = (weight, self._alphas[0])
+        countable = not any(factor.is_inference() for factor in factors)  # those have no version
         state = (
-            weight._version,
-            self._alphas[0]._version,
+            [factor._version for factor in factors] if countable else None,
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
         )
         if self._kept is not None and self._kept[0] == state:
             return self._kept[1]
         product = weight * self._target.spread(self.gate()).to(weight.dtype)
-        self._kept = None if product.requires_grad else (state, product)
+        self._kept = (state, product) if countable and not product.requires_grad else None
         return product
 
 
@@ -418,6 +422,8 @@ def _count_classes(
             f"Leave num_classes out, or give the model a head with {given} outputs."
         )
     if names is not None:
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"class_names={names!r} must be a list of names, each a str.")
         if len(names) != given:
             raise ValueError(f"class_names has {len(names)} entries for {given} classes.")
         twice = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
