@@ -233,3 +233,13 @@ def test_saved_filters_of_tied_weights_load_again(tmp_path, x):
     path = wf.save(tmp_path / "tied.safetensors")
     other = wfilter.load(path, tiny("tied weights"), example_input=x)
     assert torch.equal(other.alphas, wf.alphas)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
+def test_saved_files_may_be_read_by_whom_the_umask_allows(wf, tmp_path):
+    before = os.umask(0o022)
+    try:
+        path = wf.save(tmp_path / "folder")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o644}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -284,6 +285,92 @@ def test_report_to_compare_with_must_be_one(capsys, run, tmp_path):
 
 def test_wrong_suffix_of_an_export_is_refused(capsys, run, tmp_path):
     assert ".pt2 nor .onnx" in complaint(capsys, "export", run, "--out", tmp_path / "a.pth")
+
+
+def test_without_words_the_help_is_printed_once(capsys):
+    assert cli.run([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("Start with: wfilter demo") == 1
+    assert printed.err == ""
+
+
+def test_usage_errors_name_the_help_of_their_command(capsys):
+    line = complaint(capsys, "evaluate", "a", "--rival", "logit_mask", code=2)
+    assert "--rivals" in line
+    assert "Try wfilter evaluate --help" in line
+
+
+def test_several_lines_of_a_message_become_sentences(capsys, run, tmp_path):
+    save_file({"a": torch.ones(3)}, tmp_path / "other.safetensors")
+    line = complaint(capsys, "evaluate", run, "--weights", tmp_path / "other.safetensors")
+    assert "Only in the file: a. Load it into the model" in line
+    torch.manual_seed(1)
+    save_file(zoo.create("cnn-digits").state_dict(), tmp_path / "b.safetensors")
+    line = complaint(capsys, "evaluate", run, "--weights", tmp_path / "b.safetensors")
+    assert "; fingerprint of this VGG" in line
+
+
+@pytest.mark.parametrize("words", [("plan", "timm:resnet18"), ("bench", "wfilter:cnn-digits")])
+def test_negative_class_counts_are_refused(capsys, words):
+    assert "not a number of classes" in complaint(capsys, *words, "--num-classes", "-1")
+
+
+def test_broken_regular_expression_is_named(capsys):
+    line = complaint(capsys, "plan", "wfilter:cnn-digits", "--targets", "re:(")
+    assert "'re:(' is not a regular expression" in line
+
+
+def test_places_for_results_are_checked_before_any_work(capsys, run, tmp_path, monkeypatch):
+    from wfilter import jobs
+
+    monkeypatch.setattr(jobs, "open_filters", lambda *_, **__: pytest.fail("work has begun"))
+    for words in (["evaluate", run, "--out", tmp_path / "a.txt"], ["explain", run]):
+        nowhere = [*words[:2], "--out", tmp_path / "no" / "a.json"]
+        assert "is not a folder. Make it first" in complaint(capsys, *nowhere)
+        assert "Name a file in it" in complaint(capsys, *words[:2], "--out", tmp_path)
+    assert "must end in .json, .md, .tex" in complaint(
+        capsys, "evaluate", run, "--out", tmp_path / "a.txt"
+    )
+
+
+def test_baked_file_in_a_missing_folder_is_named_once(capsys, run, tmp_path):
+    path = tmp_path / "no" / "a.safetensors"
+    line = complaint(capsys, "bake", run, "--forget", "3", "--out", path)
+    assert line.startswith(f"wfilter: {path} was not written (No such file")
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A copy of the run's folder, to be damaged."""
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def test_damaged_history_is_named(capsys, copied):
+    (copied / "history.json").write_text("{")
+    line = complaint(capsys, "evaluate", copied, "--metrics", "accuracy", "--forget", "3")
+    assert "history.json is damaged" in line
+    assert "Delete it" in line
+
+
+def test_weights_that_were_moved_are_asked_for(capsys, copied):
+    text = (copied / "settings.toml").read_text()
+    (copied / "settings.toml").write_text(text.replace("base.safetensors", "moved.safetensors"))
+    line = complaint(capsys, "evaluate", copied)
+    assert "moved.safetensors is not a file" in line
+    assert "pass --weights" in line
+
+
+def test_size_that_the_model_does_not_take_is_named(capsys, run, tmp_path):
+    words = ["export", run, "--size", "4", "--out", tmp_path / "a.pt2"]
+    assert "does not take images of 4 x 4" in complaint(capsys, *words)
+
+
+def test_one_word_in_a_settings_file_stands_for_a_list_of_one(run, tmp_path):
+    text = (run / "settings.toml").read_text()
+    (tmp_path / "a.toml").write_text(f'targets = "features.0.weight"\n{text}')
+    words = ["untrain", "--config", str(tmp_path / "a.toml"), "--out", str(tmp_path / "a")]
+    assert cli.run([*words, "--quiet"]) == 0
+    assert list(load_file(tmp_path / "a" / "filters.safetensors")) == ["features.0.weight"]
 
 
 def test_debug_shows_the_traceback():

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import wfilter
 
 CONTRACT = {
@@ -21,6 +24,31 @@ def test_names_of_the_contract_are_exported_and_documented():
     assert set(wfilter.__all__) >= CONTRACT
     for name in wfilter.__all__:
         assert inspect.getdoc(getattr(wfilter, name)), name
+
+
+def test_submodules_need_no_import_of_their_own():
+    code = (
+        "import wfilter\n"
+        "print(*(f.__name__ for f in (wfilter.explain.top_units, wfilter.plots.heat_map,"
+        "wfilter.page.write_page, wfilter.baselines.logit_mask, wfilter.zoo.build)))"
+    )
+    root = Path(wfilter.__file__).parents[1]
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert result.stdout.split()[:2] == ["top_units", "heat_map"]
+    with pytest.raises(AttributeError, match="no attribute 'explian'"):
+        wfilter.explian  # noqa: B018
+
+
+def test_a_name_in_place_of_a_model_is_refused():
+    with pytest.raises(TypeError, match=r"model is a str, not a torch\.nn\.Module"):
+        wfilter.apply_weight_filtering("resnet18")
+
+
+def test_images_and_labels_must_be_as_many():
+    with pytest.raises(ValueError, match="InMemory has 3 images\nand 2 labels"):
+        wfilter.InMemory(torch.rand(3, 1, 8, 8), torch.tensor([0, 1]))
 
 
 def test_apply_takes_the_arguments_of_the_contract():

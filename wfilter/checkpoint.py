@@ -134,7 +134,10 @@ def _read(path: Path) -> tuple[dict[str, Any], Shapes]:
             facts = json.loads((file.metadata() or {})["wfilter"])
             version, _ = facts["format"], facts["digest"]
     except KeyError:
-        raise ValueError(f"{path} is not a wfilter file: it carries no filter facts.") from None
+        raise ValueError(
+            f"{path} is not a wfilter file: it carries no filter facts. "
+            "Give the folder or file that wf.save or wfilter untrain wrote."
+        ) from None
     except Exception as error:
         raise ValueError(f"{path} cannot be read ({error}). {REMEDY}") from None
     if version != FORMAT:

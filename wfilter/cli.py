@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -39,6 +40,11 @@ def _use_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ValueError(
             f"{path} has a setting {unknown[0]!r} that is unknown. Known are: {words}."
         )
+    for parameter in context.command.params:
+        if getattr(parameter, "multiple", False) and isinstance(
+            given.get(str(parameter.name)), str
+        ):
+            given[str(parameter.name)] = [given[str(parameter.name)]]  # one word for a list of one
     context.default_map = {**(context.default_map or {}), **given}
     if recipe is not None:
         context.default_map["recipe"] = recipe
@@ -264,6 +270,8 @@ def evaluate(
     from wfilter.evaluate import CHEAP, evaluate
 
     earlier = None if against is None else Report.from_json(against)
+    if out is not None:
+        jobs.check_report_path(out)
     names = (model, weights, pretrained, None, dataset, data, size, download)
     opened = jobs.open_filters(filters, *names)
     wanted: Any = "all" if metrics == ["all"] else metrics or CHEAP
@@ -317,12 +325,14 @@ def explain(
     from wfilter import jobs
     from wfilter.page import write_page
 
+    jobs.check_writable(out)
     names = (model, weights, pretrained, None, dataset, data, size, download)
     opened = jobs.open_filters(filters, *names)
     path = write_page(
         opened.wf,
         opened.job.images("test"),
         out,
+        facts=opened.facts,
         history=opened.history,
         classes=sorted(jobs.parse_classes(opened.wf, classes)) if classes else None,
         per_class=per_class,
@@ -381,7 +391,8 @@ def export(
 
     opened = jobs.open_filters(filters, model, weights, pretrained, size=size)
     network = opened.wf.bake(jobs.parse_classes(opened.wf, baked)) if baked else opened.wf
-    written = export(network, out, forget=forget, example_input=opened.example)
+    with jobs.naming_size(opened.job, size):
+        written = export(network, out, forget=forget, example_input=opened.example)
     Output(quiet, as_json).result(str(written), asdict(written))
 
 
@@ -460,7 +471,7 @@ def run(arguments: list[str]) -> int:
         return _complain("interrupted.", 130)
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own, whichever click it carries
-            return _complain(f"{error.format_message().rstrip('.')}. Try wfilter --help.", 2)
+            return _complain_of_usage(error)
         return _complain(_one_line(error), 1)
 
 
@@ -470,6 +481,14 @@ def _call(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _complain_of_usage(error: Any) -> int:
+    """What was typed wrongly and whose help has the words; without any words, the help itself."""
+    command = error.ctx.command_path if error.ctx else "wfilter"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return 2  # the help has been printed
+    return _complain(f"{error.format_message().rstrip('.')}. Try {command} --help.", 2)
+
+
 def _complain(message: str, code: int) -> int:
     print(f"wfilter: {message}", file=sys.stderr)
     return code
@@ -477,9 +496,13 @@ def _complain(message: str, code: int) -> int:
 
 def _one_line(error: Exception) -> str:
     """The message without line breaks; errors that nobody foresaw are named and said to be ours."""
-    text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
+        if error.filename is None:
+            return f"{error.strerror.rstrip('.')}."
         return f"{error.filename}: {error.strerror}. Check the path and its permissions."
+    text = re.sub(r"([^.:;,\s])\n(?=[A-Z])", r"\1. ", str(error))  # a new line, a new sentence
+    text = re.sub(r"([^.:;,\s])\n(?= )", r"\1; ", text)  # or an entry of a list
+    text = " ".join(text.split()) or type(error).__name__
     foreseen = (ValueError, TypeError, RuntimeError, OSError, ArithmeticError)
     if isinstance(error, foreseen):
         return text

@@ -25,6 +25,7 @@ from wfilter.untrain import InMemory, untrain
 if TYPE_CHECKING:
     from wfilter.report import Report
 
+REPORTS = (".json", ".md", ".tex")
 MOST_IN_MEMORY = 2**30  # bytes of float images; larger sets are read batch by batch
 
 
@@ -119,9 +120,25 @@ class Filters:
         path = self.path.parent / "history.json"
         if not path.is_file():
             return None
-        stored = json.loads(path.read_text())
-        stored["records"] = [Record(**record) for record in stored["records"]]
-        return History(**stored)
+        try:
+            stored = json.loads(path.read_text())
+            stored["records"] = [Record(**record) for record in stored["records"]]
+            return History(**stored)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}). Delete it: only the course of untraining is lost."
+            ) from error
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a page's header says of the filters: model, data, recipe."""
+        known = {"model": self.job.model, "data": self.job.dataset}
+        history = self.history
+        if history is not None and history.records:
+            name = history.recipe.get("name", "?")
+            known["recipe"] = f"{name}, {history.records[-1].step} steps"
+            known["untrained in"] = f"{history.seconds:.0f} s"
+        return {name: value for name, value in known.items() if value}
 
 
 def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
@@ -147,8 +164,31 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
         )
     facts, _ = checkpoint._read(file)
     job = Job(**{**fields, **{k: v for k, v in given.items() if v not in (None, False)}})
-    network = job.network(facts["num_classes"])
-    return Filters(file, job, checkpoint.load(file, network, example_input=_example(job, network)))
+    try:
+        network = job.network(facts["num_classes"])
+    except FileNotFoundError as error:
+        if given.get("weights"):
+            raise
+        raise FileNotFoundError(
+            f"{error} {beside} names it: if it was moved, pass --weights."
+        ) from error
+    with naming_size(job, job.size):
+        wf = checkpoint.load(file, network, example_input=_example(job, network))
+    return Filters(file, job, wf)
+
+
+@contextmanager
+def naming_size(job: Job, size: int | None) -> Iterator[None]:
+    """Where ``--size`` was given, blame it for what torch says of shapes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if size is None:
+            raise
+        raise ValueError(
+            f"{job.model} does not take images of {size} x {size}: {error}. Pass another --size, "
+            "or leave it out."
+        ) from error
 
 
 def attach(job: Job, dataset: ImageSet, **options: Any) -> FilteredModel:
@@ -381,18 +421,35 @@ def random_filters(job: Job, batch_size: int, device: str | None) -> tuple[Filte
     from wfilter.bench import randomise
 
     example = _example(job, network := job.network())
-    wf = randomise(apply_weight_filtering(network, example_input=example))
+    with naming_size(job, job.size):
+        wf = randomise(apply_weight_filtering(network, example_input=example))
     wf = wf.to(device) if device else wf
     if example is None:
         raise ValueError(f"the images that {job.model} takes are not known. Pass --size.")
     return wf, torch.rand(batch_size, *example.shape[1:], device=wf.alphas.device)
 
 
+def check_writable(path: Path) -> None:
+    """Find out before any work that a file could not be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--out {path}: {folder} is not a folder. Make it first.")
+    if path.is_dir():
+        raise IsADirectoryError(f"--out {path} is a folder. Name a file in it.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise PermissionError(f"--out {path} may not be written. Choose another place.")
+
+
+def check_report_path(path: Path) -> None:
+    """The same for a report, whose suffix chooses the format."""
+    check_writable(path)
+    if path.suffix not in REPORTS:
+        raise ValueError(f"--out {path} must end in {', '.join(REPORTS)}.")
+
+
 def write_report(report: Report, path: Path) -> None:
     """A report as JSON, Markdown or LaTeX, by the suffix."""
     ways = {".json": report.to_json, ".md": report.to_markdown, ".tex": report.to_latex}
-    if path.suffix not in ways:
-        raise ValueError(f"--out {path} must end in {', '.join(ways)}.")
     path.write_text(ways[path.suffix](), encoding="utf-8")
 
 

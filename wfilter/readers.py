@@ -243,7 +243,11 @@ def _find(name: str, places: Sequence[str], root: str | Path | None, download: b
         _download(name)
         return _find(name, places, cache_folder(), False)
     where = f"not in {given}" if given else "no data folder was given"
-    fetch = ", or allow its download (download=True)" if name in ("mnist", "cifar10") else ""
+    fetch = (
+        ", or allow its download: download=True (--download)"
+        if name in ("mnist", "cifar10")
+        else ""
+    )
     raise FileNotFoundError(
         f"{name} was not found: {where}. Pass root= (--data) or set WFILTER_DATA to a folder with "
         f"{' or '.join(places)}{fetch}. The set 'digits' needs no folder."

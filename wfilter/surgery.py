@@ -92,6 +92,11 @@ def apply_weight_filtering(
     """
     from wfilter.model import FilteredModel
 
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module. Build it first, for "
+            "example with timm.create_model('resnet18')."
+        )
     _refuse_filtered_or_compiled(model)
     chosen = select_targets(model, targets, exclude, granularity)
     with _evaluating(model):

@@ -152,7 +152,7 @@ def _matches(
 ) -> bool:
     if isinstance(selector, str):
         if selector.startswith("re:"):
-            return re.fullmatch(selector[3:], name) is not None
+            return _pattern(selector).fullmatch(name) is not None
         return fnmatchcase(name, selector)
     if isinstance(selector, type):
         return isinstance(module, selector) and not (
@@ -164,6 +164,16 @@ def _matches(
         f"targets and exclude take globs, 're:' patterns, module types and callables, "
         f"not {type(selector).__name__}."
     )
+
+
+def _pattern(selector: str) -> re.Pattern[str]:
+    try:
+        return re.compile(selector[3:])
+    except re.error as error:
+        raise ValueError(
+            f"{selector!r} is not a regular expression: {error}. Without 're:' it is a glob, such "
+            "as '*.weight'."
+        ) from None
 
 
 def _automatic(

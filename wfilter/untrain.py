@@ -40,6 +40,13 @@ class InMemory:
     batch_size: int = 64
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        if self.labels is not None and len(self.labels) != len(self.images):
+            raise ValueError(
+                f"InMemory has {len(self.images)} images\nand {len(self.labels)} labels. Pass one "
+                "label (or one row of a bool matrix) for each image."
+            )
+
     def __len__(self) -> int:
         return math.ceil(len(self.images) / self.batch_size)
 

@@ -71,8 +71,7 @@ def create(name: str, num_classes: int = 10) -> nn.Module:
     """
     if name not in _BACKBONES:
         raise ValueError(_unknown("model", name, _BACKBONES))
-    if num_classes < 1:
-        raise ValueError(f"num_classes={num_classes} is not a number of classes: pass 1 or more.")
+    _check_classes(num_classes)
     make, facts = _BACKBONES[name]
     return make(facts, num_classes).eval()
 
@@ -107,8 +106,15 @@ def build(
     if pretrained and source not in ("timm", "torchvision"):
         raise ValueError(f"pretrained=True works for timm: and torchvision:, not {spec!r}. "
                          "Pass weights= with a safetensors file.")  # fmt: skip
+    if num_classes is not None:
+        _check_classes(num_classes)
     model = make(name, num_classes, pretrained).eval()
     return model if weights is None else load_weights(model, weights)
+
+
+def _check_classes(num_classes: int) -> None:
+    if num_classes < 1:
+        raise ValueError(f"num_classes={num_classes} is not a number of classes: pass 1 or more.")
 
 
 def input_facts(spec: str) -> InputFacts:
