@@ -139,7 +139,10 @@ def test_export_and_bench_and_explain_run(run, tmp_path, capsys):
     assert "mixed labels" in capsys.readouterr().out
     words = ["explain", str(run), "--out", str(page), "--per-class", "2", "--forget", "3"]
     assert cli.run([*words, "--quiet"]) == 0
-    assert page.stat().st_size > 1000
+    text = page.read_text()
+    assert "<h1>What wfilter:cnn-digits forgets" in text
+    for fact in ("wfilter:cnn-digits", "digits", "distill, 2 steps"):
+        assert f"<dd>{fact}</dd>" in text, "the header names model, data and recipe"
 
 
 # ---- mistakes -----------------------------------------------------------------------------------

@@ -108,6 +108,20 @@ def test_the_table_holds_the_accuracies_of_the_filtered_model(untrained, page):
     assert f"<dd>{100 * before:.1f} %</dd>" in page.read_text()
 
 
+def test_the_table_holds_the_areas_of_the_curves_and_their_control(untrained, page):
+    text = page.read_text()
+    row = re.search(r"<tr><th[^>]*>digit &lt;3&gt;.*?</tr>", text).group(0)
+    cells = re.findall(r"<td>([^<]*)</td>", row)
+    assert re.fullmatch(r"[01]\.\d\d \([01]\.\d\d\)", cells[4])
+    assert re.fullmatch(r"[01]\.\d\d \([01]\.\d\d\)", cells[5])
+    assert re.search(r"<tr><th[^>]*>digit &lt;4&gt;.*?<td>-</td><td>-</td>", text), "no panel"
+
+
+def test_matrices_report_their_rank_correlation_with_the_gates(page):
+    text = page.read_text()
+    assert len(re.findall(r"Rank correlation with the overlap of closed gates: [+-]\d", text)) == 2
+
+
 def test_with_many_classes_each_image_meets_its_own_row_and_a_few_others():
     wf = small_filters(25)
     sample = take_sample(wf, [(torch.rand(50, 1, 2, 2), torch.arange(50) % 25)], 2)
@@ -226,7 +240,7 @@ def test_every_picture_has_something_in_it(browser, page):
             return [box.width, box.height, s.clientWidth, s.querySelectorAll('path').length];
         })"""
     boxes = browser.execute_script(script)
-    assert len(boxes) == 3 * 2 + 5 + 3  # two per panel, all classes, one live layer
+    assert len(boxes) == 3 * 2 + 5 + 2 + 3  # two per panel, all classes, one live layer, matrices
     assert all(w > 200 and h > 60 and shown > 200 and n > 3 for w, h, shown, n in boxes)
 
 

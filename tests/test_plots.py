@@ -118,6 +118,27 @@ def test_the_graph_of_100_classes_has_a_line_of_its_own_for_every_class(tmp_path
     assert any("clusters of classes" in line for line in texts(path))
 
 
+def test_100_classes_are_bundled_in_clusters_of_classes_that_share_units(tmp_path):
+    group = torch.arange(100) % 20
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 120), nn.Linear(120, 100))
+    wf = wfilter.apply_weight_filtering(model, targets="0.weight")
+    with torch.no_grad():
+        wf.alphas.copy_(4 + 3 * torch.randn(20, 120)[group] + 0.5 * torch.randn(100, 120))
+    graph = explain.class_unit_graph(wf, "0")
+    for alike in (None, explain.similarity(wf)):
+        bundles = plots._bundles(graph, alike)
+        assert sorted(row for rows in bundles for row in rows) == list(range(100))
+        whole = sum(len({int(group[row]) for row in rows}) for rows in bundles)
+        assert whole == 20, "no group is torn apart"
+
+
+def test_two_matrices_can_be_drawn_in_one_order(tmp_path):
+    path = plots.similarity_plot(torch.rand(3, 3), tmp_path / "a.svg", NAMES[:3], order=[2, 0, 1])
+    shown = [text for text in texts(path) if text.startswith("kind")]
+    assert shown == ["kind 2", "kind 0", "kind 1"] * 2
+
+
 def test_a_matrix_of_100_classes_grows_so_that_names_do_not_overlap(tmp_path):
     path = plots.similarity_plot(explain.similarity(filters(100)), tmp_path / "a.svg", MANY_NAMES)
     heights = re.findall(r'y="([\d.]+)" transform="rotate\(-0[^>]*>a rather long', path.read_text())
@@ -140,11 +161,33 @@ def test_a_graph_without_shared_units_says_so(tmp_path):
 def test_heads_of_a_vit_are_drawn_block_by_block(tmp_path):
     wf = wfilter.apply_weight_filtering(zoo.create("vit-digits"))
     found = texts(plots.heads_plot(explain.head_usage(wf), tmp_path / "a.svg", 0))
-    assert {"q", "k", "v", "blocks.0", "blocks.3"} <= {*found}
+    assert {"query", "key", "value", "blocks.0", "blocks.3"} <= {*found}
 
 
-def test_heads_without_a_joint_projection_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="no joint q/k/v projection"):
+def test_heads_of_separate_projections_and_of_blocks_of_different_width_share_one_picture(tmp_path):
+    usage = {
+        "blocks.0.attn.qkv.weight": torch.rand(2, 3, 2),
+        "blocks.0.attn.qkv.bias": torch.rand(2, 3, 2),
+        "blocks.1.attn.q_proj.weight": torch.rand(2, 1, 4),
+        "blocks.1.attn.kv.weight": torch.rand(2, 2, 4),
+        "layers.2.self_attention.in_proj_weight": torch.rand(2, 3, 1),
+        "blocks.1.attn.proj.weight": torch.rand(2, 1, 4),
+    }
+    found = plots._by_block(usage)
+    assert {block: "".join(parts) for block, parts in found.items()} == {
+        "blocks.0": "qkv",
+        "blocks.1": "qkv",
+        "layers.2": "qkv",
+    }
+    assert torch.equal(found["blocks.1"]["v"], usage["blocks.1.attn.kv.weight"][:, 1])
+    assert {"query", "blocks.0", "layers.2"} <= {
+        *texts(plots.heads_plot(usage, tmp_path / "a.svg", 0))
+    }
+    assert not plots.has_heads({"blocks.1.attn.proj.weight": torch.rand(2, 1, 4)})
+
+
+def test_heads_without_a_projection_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no q/k/v projection"):
         plots.heads_plot({}, tmp_path / "a.svg", 0)
 
 

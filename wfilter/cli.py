@@ -332,6 +332,7 @@ def explain(
         opened.wf,
         opened.job.images("test"),
         out,
+        title=f"What {opened.job.model} forgets, and with which units",
         facts=opened.facts,
         history=opened.history,
         classes=sorted(jobs.parse_classes(opened.wf, classes)) if classes else None,

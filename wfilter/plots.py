@@ -6,6 +6,7 @@ that a page can show it in light and dark.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ PALETTE = (
     *("#a0714f", "#e377c2", "#7f8790", "#a8a800", "#17a5b8"),
 )
 WIDTH = 4.5  # inches, 432 pixels: text stays readable on a telephone
-MANY = 30  # classes beyond this are labelled smaller and coloured by cluster
+MANY = 30  # classes beyond this are labelled smaller and bundled in clusters
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "font.family": "sans-serif",
@@ -89,7 +90,8 @@ def graph_plot(
         graph: As `explain.class_unit_graph` makes it.
         path: Where to write.
         names: A name for each class.
-        groups: Class similarity; with more than ten classes they are coloured by its clusters.
+        groups: Class similarity. More than 30 classes are bundled in its clusters, or by the units
+            they share where it is not given.
 
     Example:
         >>> import tempfile
@@ -98,31 +100,37 @@ def graph_plot(
         ...     graph_plot(graph, f"{folder}/a.svg", ["cat", "dog"]).name
         'a.svg'
     """
-    colours, many = _class_colours(len(names), groups), len(graph.classes) > MANY
-    size = 8 if many else 11
+    bundled = _bundles(graph, groups) if len(graph.classes) > MANY else []
+    colours = _class_colours(len(names), bundled)
+    size = 8 if bundled else 11
     rows = max(len(graph.classes), len(graph.units), 4)
-    with _figure(path, WIDTH, 0.8 + rows * (0.135 if many else 0.24)) as (_, axes):
-        left = _places(graph.classes)
+    with _figure(path, WIDTH, 0.8 + rows * (0.135 if bundled else 0.24)) as (_, axes):
+        left = _places([row for rows in bundled for row in rows] or graph.classes)
         right = _places(graph.units)
-        for row, unit in graph.edges:
+        if bundled:
+            _draw_bundles(axes, graph, bundled, left, right, colours)
+        for row, unit in () if bundled else graph.edges:
             axes.plot((0, 1), (left[row], right[unit]), color=colours[row], lw=1.2, alpha=0.75)
         for row, y in left.items():
-            axes.plot(0, y, "o", ms=5, color=colours[row])
+            axes.plot(0, y, "o", ms=3 if bundled else 5, color=colours[row])
             axes.text(
                 -0.03, y, _short(names[row]), ha="right", va="center", size=size, color=colours[row]
             )
         for unit, y in right.items():
             axes.plot(1, y, "s", ms=4, color=INK)
             axes.text(1.03, y, str(unit), va="center", size=min(size, 9))
-        axes.set(xlim=(-0.45, 1.2), ylim=(1.03, -0.06))
+        above = min([*left.values(), *right.values()], default=0.0) - 0.6 / rows - 0.01
+        axes.set(xlim=(-0.45, 1.2), ylim=(1.03, above - 1 / rows))
         axes.axis("off")
         axes.set_title(graph.layer.removesuffix(".weight"), loc="left")
-        axes.text(-0.03, -0.02, "class", ha="right", style="italic", size=size)
-        axes.text(1.03, -0.02, "unit", style="italic", size=size)
+        axes.text(-0.03, above, "class", ha="right", va="bottom", style="italic", size=size)
+        axes.text(1.03, above, "unit", va="bottom", style="italic", size=size)
         if not graph.edges:
             axes.text(0.5, 0.5, "no unit is shared", ha="center")
-        if len(names) > len(PALETTE):
-            _cluster_legend(axes, colours)
+        if bundled:
+            text = f"{len(bundled)} clusters of classes that close similar gates; thicker\n"
+            text += "lines: more classes of the cluster close the unit"
+            axes.text(-0.45, 1.01, text, size=9, va="top")
     return Path(path)
 
 
@@ -163,9 +171,21 @@ def heat_map(
 
 
 def similarity_plot(
-    similarity: Tensor, path: str | Path, names: Sequence[str], *, title: str = "overlap of gates"
+    similarity: Tensor,
+    path: str | Path,
+    names: Sequence[str],
+    *,
+    title: str = "overlap of closed gates",
+    order: Sequence[int] | None = None,
 ) -> Path:
     """A class-by-class matrix, similar classes next to each other; the diagonal is left out.
+
+    Args:
+        similarity: ``(num_classes, num_classes)``.
+        path: Where to write.
+        names: A name for each class.
+        title: Shown above.
+        order: Of the classes, to compare two matrices; by default the matrix's own.
 
     Example:
         >>> import tempfile
@@ -173,7 +193,7 @@ def similarity_plot(
         ...     similarity_plot(torch.eye(3), f"{folder}/a.png", ["cat", "dog", "ship"]).name
         'a.png'
     """
-    order = class_order(similarity)
+    order = class_order(similarity) if order is None else list(order)
     shown = similarity.double().clone().fill_diagonal_(float("nan"))[order][:, order]
     side = max(WIDTH, 2.2 + 0.115 * len(names))
     with _figure(path, side, 0.85 * side) as (figure, axes):
@@ -206,7 +226,7 @@ def curves_plot(curves: Mapping[int, ClassCurves], path: str | Path, *, title: s
             ):
                 each = [getattr(of_class, name) for of_class in curves.values()]
                 for curve in each if len(each) > 1 else ():
-                    axes.plot(curve.shares, curve.values, color=colour, lw=0.7, alpha=0.35)
+                    axes.plot(curve.shares, curve.values, color=colour, lw=0.8, alpha=0.5)
                 mean = mean_curve(each)
                 text = f"{label}: area {mean.auc:.3f}"
                 axes.plot(mean.shares, mean.values, color=colour, lw=2.4, label=text)
@@ -232,12 +252,15 @@ def depth_plot(closed: Mapping[str, Tensor], path: str | Path) -> Path:
     values = torch.stack([shares.float() for shares in closed.values()])  # (layers, classes)
     mean, places = values.mean(1), range(len(values))
     spread = torch.stack([mean - values.amin(1), values.amax(1) - mean]).clamp_min(0)
-    with _figure(path, WIDTH, 1.2 + 0.22 * len(values)) as (_, axes):
+    many = len(values) > 60
+    with _figure(path, WIDTH, 1.2 + len(values) * (0.11 if many else 0.22)) as (_, axes):
         axes.barh(
             places, (100 * mean).tolist(), color=BLUE, xerr=(100 * spread).tolist(), height=0.7,
             error_kw={"ecolor": ORANGE, "lw": 1.6},
         )  # fmt: skip
-        axes.set_yticks(list(places), [name.removesuffix(".weight") for name in closed], size=9)
+        labels = [_tail(name.removesuffix(".weight")) for name in closed]
+        step = 2 if many else 1
+        axes.set_yticks(list(places)[::step], labels[::step], size=9)
         axes.set_ylim(len(values) - 0.4, -0.6)
         axes.set_xlabel("closed gates in %")
         axes.set_title("bar: mean over classes; line: least to most", size=10, loc="right")
@@ -288,7 +311,8 @@ def heads_plot(usage: Mapping[str, Tensor], path: str | Path, row: int, *, title
     """Which attention heads a class closes: blocks by heads, for q, k and v side by side.
 
     Args:
-        usage: As `explain.head_usage` gives it; only joint projections (three parts) are drawn.
+        usage: As `explain.head_usage` gives it. A block's projections may be joint or apart; what a
+            block does not have, or no gate filters, stays blank.
         path: Where to write.
         row: The class.
         title: Shown above.
@@ -299,20 +323,58 @@ def heads_plot(usage: Mapping[str, Tensor], path: str | Path, row: int, *, title
         ...     heads_plot({"qkv.weight": torch.rand(2, 3, 4)}, f"{folder}/a.png", 0).name
         'a.png'
     """
-    joint = {n: u[row] for n, u in usage.items() if u.shape[1] == 3 and n.endswith("weight")}
-    if not joint:
-        raise ValueError("no joint q/k/v projection among the targets: there is nothing to draw.")
-    shown = torch.stack(list(joint.values()))  # (blocks, 3, heads)
-    top = max(float(torch.stack([u[:, :, :].max() for u in usage.values()]).max()), 1e-6)
-    with _figure(path, WIDTH, 1.4 + 0.24 * len(shown), columns=3, sharey=True) as (figure, parts):
-        for axes, name, values in zip(parts, "qkv", shown.unbind(1)):
-            image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=top)
-            axes.set_xticks(range(values.shape[1]))
-            axes.set(title=name, xlabel="head")
-        parts[0].set_yticks(range(len(shown)), [n.split(".attn")[0] for n in joint], size=9)
-        figure.colorbar(image, ax=list(parts), label="mean of 1 - gate")
+    blocks = _by_block(usage)
+    if not blocks:
+        raise ValueError("no q/k/v projection among the targets: there is nothing to draw.")
+    heads = max(part.shape[1] for parts in blocks.values() for part in parts.values())
+    shown = torch.full((len(blocks), 3, heads), float("nan"))
+    for i, parts in enumerate(blocks.values()):
+        for part, closed in parts.items():
+            shown[i, "qkv".index(part), : closed.shape[1]] = closed[row].float()
+    top = max(float(u.max()) for parts in blocks.values() for u in parts.values())
+    with _figure(path, WIDTH, 1.4 + 0.24 * len(shown), columns=3, sharey=True) as (figure, axes):
+        for part, name, values in zip(axes, ("query", "key", "value"), shown.unbind(1)):
+            image = part.imshow(
+                values.numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=max(top, 1e-6)
+            )
+            part.set_xticks(range(0, heads, -(-heads // 6)))
+            part.set_title(name, size=11)
+            part.set_xlabel("head")
+        axes[0].set_yticks(range(len(shown)), [_tail(name, 18) for name in blocks], size=9)
+        figure.colorbar(image, ax=list(axes), label="closed, mean of 1 - gate")
         figure.suptitle(title, x=0.02, ha="left", size=12)
     return Path(path)
+
+
+def has_heads(usage: Mapping[str, Tensor]) -> bool:
+    """Whether `heads_plot` has anything to draw.
+
+    Example:
+        >>> has_heads({"blocks.0.attn.proj.weight": torch.rand(2, 1, 4)})
+        False
+    """
+    return bool(_by_block(usage))
+
+
+def _by_block(usage: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Block -> q, k, v -> ``(num_classes, heads)``, from the names of weights."""
+    blocks: dict[str, dict[str, Tensor]] = {}
+    for name, closed in usage.items():
+        found = re.fullmatch(r"(?:(.*)\.)?(\w+?)(?:[._]weight)", name)
+        letters = (
+            _LETTERS.get(found.group(2).removesuffix("_proj").removeprefix("to_"))
+            if found
+            else None
+        )
+        if found is None or letters is None or closed.shape[1] != len(letters):
+            continue
+        block = re.sub(r"\.?\w*att\w*$", "", found.group(1) or "") or found.group(1) or name
+        blocks.setdefault(block, {}).update(zip(letters, closed.unbind(1)))
+    return blocks
+
+
+_LETTERS = {"qkv": "qkv", "in": "qkv", "kv": "kv", "query": "q", "key": "k", "value": "v"}
+_LETTERS.update({letter: letter for letter in "qkv"})
 
 
 def routing_plot(routing: Tensor, path: str | Path, names: Sequence[str], forget: int) -> Path:
@@ -422,18 +484,62 @@ def _short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _class_colours(count: int, groups: Tensor | None) -> list[str]:
-    """A colour for each class, or for its cluster where there are more classes than colours."""
-    if count <= len(PALETTE):
-        return list(PALETTE[:count])
-    of_class = [0] * count if groups is None else clusters(groups, len(PALETTE))
-    return [PALETTE[cluster % len(PALETTE)] for cluster in of_class]
+def _tail(name: str, most: int = 30) -> str:
+    """The end of a dotted name, which tells layers apart."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
-def _cluster_legend(axes: Any, colours: Sequence[str]) -> None:
-    found = list(dict.fromkeys(colours))
-    text = f"colour: one of {len(found)} clusters of classes that close similar gates"
-    axes.text(-0.45, 1.02, text, size=9, va="top")
+def _class_colours(count: int, bundles: Sequence[Sequence[int]]) -> list[str]:
+    """A colour for each class, or for its cluster; the palette starts again where it ends."""
+    colours = [PALETTE[row % len(PALETTE)] for row in range(count)]
+    for i, rows in enumerate(bundles):
+        for row in rows:
+            colours[row] = PALETTE[i % len(PALETTE)]
+    return colours
+
+
+def _bundles(graph: Graph, groups: Tensor | None) -> list[list[int]]:
+    """The classes of a graph in clusters of about six, in the order of the graph."""
+    place = {row: i for i, row in enumerate(graph.classes)}
+    rows = torch.tensor(graph.classes)
+    alike = _edge_overlap(graph, place) if groups is None else groups[rows][:, rows]
+    found: dict[int, list[int]] = {}
+    for row, cluster in zip(graph.classes, clusters(alike, len(rows) // 6)):
+        found.setdefault(cluster, []).append(row)
+    return sorted(found.values(), key=lambda rows: sum(place[row] for row in rows) / len(rows))
+
+
+def _edge_overlap(graph: Graph, place: Mapping[int, int]) -> Tensor:
+    """How many units two classes of a graph share, over those either has."""
+    position = {unit: i for i, unit in enumerate(graph.units)}
+    joined = torch.zeros(len(place), max(1, len(position)), dtype=torch.float64)
+    for row, unit in graph.edges:
+        joined[place[row], position[unit]] = 1
+    both = joined @ joined.T
+    either = joined.sum(1)[:, None] + joined.sum(1) - both
+    return both / either.clamp_min(1)
+
+
+def _draw_bundles(
+    axes: Any,
+    graph: Graph,
+    bundles: Sequence[Sequence[int]],
+    left: Mapping[int, float],
+    right: Mapping[int, float],
+    colours: Sequence[str],
+) -> None:
+    """Each class joined to its cluster's knot, and one line from knot to unit for all of them."""
+    edges = set(graph.edges)
+    for rows in bundles:
+        colour, knot = colours[rows[0]], sum(left[row] for row in rows) / len(rows)
+        for row in rows:
+            axes.plot((0, 0.14), (left[row], knot), color=colour, lw=0.8)
+        axes.plot(0.14, knot, "o", ms=5, color=colour)
+        for unit, y in right.items():
+            share = sum((row, unit) in edges for row in rows) / len(rows)
+            if share:
+                width, alpha = 0.4 + 2.6 * share, 0.25 + 0.6 * share
+                axes.plot((0.14, 1), (knot, y), color=colour, lw=width, alpha=alpha)
 
 
 def _legend_below(axes: Any, columns: int) -> None:

@@ -212,7 +212,8 @@ def head_usage(wf: FilteredModel) -> dict[str, Tensor]:
 
     Returns:
         Target name -> ``(num_classes, parts, heads)``, mean of 1 - gate over the units of a head.
-        Parts are q, k, v for a joint projection and one for a separate one (its name tells which).
+        Parts are q, k, v for a joint projection, k, v for ``kv``, and one for a separate one (its
+        name tells which).
         Empty where the model has no attention with a known number of heads.
 
     Example:
@@ -225,7 +226,9 @@ def head_usage(wf: FilteredModel) -> dict[str, Tensor]:
     gates, usage = all_gates(wf), {}
     for target in wf.targets:
         heads = _heads(wf.base, target)
-        parts = 3 if "qkv" in target.name or "in_proj" in target.name else 1
+        last = target.owners[0][0].rpartition(".")[2]
+        joint = "qkv" in target.name or "in_proj" in target.name
+        parts = 3 if joint else 2 if last == "kv" else 1
         if heads and target.unit_axis is not None and target.units % (parts * heads) == 0:
             closed = 1 - gates[:, slices(wf.targets)[target.name]]
             usage[target.name] = closed.view(wf.num_classes, parts, heads, -1).mean(3)

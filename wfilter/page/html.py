@@ -75,6 +75,12 @@ def figure(picture: str, caption: str) -> str:
     return f'<figure><div class="wide">{picture}</div><figcaption>{caption}</figcaption></figure>'
 
 
+def columns(left: Sequence[str], right: Sequence[str]) -> str:
+    """Figures in two columns, each filled from the top; one column on a narrow screen."""
+    stacks = "".join(f'<div class="stack">{"".join(figures)}</div>' for figures in (left, right))
+    return f'<div class="grid">{stacks}</div>'
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
     """A table; the first cell of a row is its header. Cells are text, not HTML.
 

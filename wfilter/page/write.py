@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from wfilter import explain, plots
 from wfilter.data import ImageSet
-from wfilter.gates import class_index
+from wfilter.explain.layers import all_gates
+from wfilter.gates import class_index, slices
 from wfilter.history import History
 from wfilter.model import FilteredModel
 from wfilter.page import html
@@ -22,6 +23,31 @@ from wfilter.page.measure import Measured, Sample, measure, take_sample
 
 OVERVIEW = 100  # classes drawn in the pictures of all classes
 PANELS = 20  # classes with a panel of their own, unless the caller names them
+INTRODUCTION = (
+    "A filter puts a gate between 0 (closed) and 1 (open) on every unit, that is, on each output "
+    "channel or feature of a layer. Every class has gates of its own; forgetting it applies them, "
+    "and the gates that close (below 0.5) show which units the class needs."
+)
+COLUMNS = (
+    "Before: the base model on the class's images. After: the same images once the class is "
+    "forgotten (0 % is wanted), and the class most of them then go to. Others: the images of all "
+    "other classes at the same time (as before is wanted). Insertion and deletion: areas under the "
+    "curves below, in brackets those of a random order; insertion near 1 and deletion near 0 say "
+    "that the closed gates are the ones that make the class."
+)
+COURSE = (
+    "The course of untraining, on each step's own batch. Many of its images forget several classes "
+    "at once, or are distorted, so accuracies are lower than in the table."
+)
+HEADS = (
+    "Attention heads the class uses, block by block: the brighter, the more of the head's gates "
+    "close when it is forgotten. Blank: not filtered."
+)
+GRAPH = (
+    "A line joins a class to a unit that is among its ten most closed ones. Only units of two "
+    "classes or more are shown, under their number in the layer; colours tell classes apart."
+)
+HEAT = "A line for each class, a column for each unit: dark units are closed when it is forgotten."
 
 
 def write_page(
@@ -85,8 +111,8 @@ def write_page(
                 + "</section>",
                 _all_classes(make, history),
                 _shared(make),
-                "<footer>Gates below 0.5 count as closed. A run-time filter hides a class, it does "
-                "not erase it: whoever holds the weights can open the gates.</footer>",
+                "<footer>A run-time filter hides a class, it does not erase it: whoever holds the "
+                "weights can open the gates.</footer>",
             ]
         )
         Path(path).write_text(html.document(heading, body), encoding="utf-8")
@@ -118,6 +144,10 @@ class Maker:
         path = plot(numbers, self.folder / f"{self.drawn}.svg", *args, **kw)
         return html.inline_svg(path, f"p{self.drawn}", label)
 
+    def gates(self, layer: str) -> Tensor:
+        """Gates of a layer, ``(num_classes, units)``."""
+        return all_gates(self.wf)[:, slices(self.wf.targets)[layer]]
+
     def responses(self) -> Tensor | None:
         """Responses of the last layer's units to the sample, if they can be watched."""
         if self._responses is None:
@@ -148,14 +178,17 @@ def _header(make: Maker, heading: str, facts: Mapping[str, object]) -> str:
     insertion = explain.mean_curve(c.insertion for c in found.curves.values())
     deletion = explain.mean_curve(c.deletion for c in found.curves.values())
     known = {
-        "Acc_r, mean over rows": _percent(found.retain.mean),
-        "Acc_f, mean over rows": _percent(found.forget.mean),
-        "base model": _percent(_right(found)),
+        "right before": _percent(_right(found)),
+        "others right after: Acc_r": _percent(found.retain.mean),
+        "forgotten right after: Acc_f": _percent(found.forget.mean),
         "insertion / deletion": f"{insertion.auc:.3f} / {deletion.auc:.3f}",
         "closed gates per class": _percent(float(closed)),
         "measured on": f"{len(found.sample.labels)} images",
     }
-    return f"<header><h1>{escape(heading)}</h1>{html.facts_list({**facts, **known})}</header>"
+    return (
+        f"<header><h1>{escape(heading)}</h1>{html.facts_list({**facts, **known})}"
+        f"<p>{INTRODUCTION}</p></header>"
+    )
 
 
 def _accuracies(make: Maker) -> str:
@@ -168,26 +201,45 @@ def _accuracies(make: Maker) -> str:
             _percent(found.forget.by_row[row]),
             _percent(found.retain.by_row[row]) if row in found.retain.by_row else "-",
             f"{closed[row]}",
+            *_areas([found.curves[row]] if row in found.curves else []),
             _route(found.routing[row], names, 1),
         ]
         for row in make.classes
     ]
-    worst = [
-        "worst row",
-        _percent(min(found.original.values())),
-        _percent(found.forget.worst),
-        _percent(found.retain.worst),
-        f"{max(closed)}",
+    original = list(found.original.values())
+    mean = [
+        "mean",
+        _percent(sum(original) / len(original)),
+        _percent(found.forget.mean),
+        _percent(found.retain.mean),
+        f"{sum(closed) / len(closed):.0f}",
+        *_areas(list(found.curves.values())),
         "",
     ]
-    head = ["class", "before", "after: Acc_f", "others: Acc_r", "closed gates", "goes to"]
+    worst = [
+        "worst class",
+        _percent(min(original)),
+        _percent(found.forget.worst),
+        _percent(found.retain.worst),
+        *[""] * 4,
+    ]
+    head = ["class", "before", "after: Acc_f", "others: Acc_r", "closed gates", "insertion"]
     return (
         "<section><h2>Accuracy</h2>"
-        + html.table(head, [*rows, worst])
-        + "<p>Before: the base model on the class's images. After: the same images once it is "
-        "forgotten, and the class most of them go to. Others: the images of all other classes at "
-        "the same time.</p></section>"
+        + html.table([*head, "deletion", "mostly goes to"], [*rows, mean, worst])
+        + f"<p>{COLUMNS}</p></section>"
     )
+
+
+def _areas(curves: Sequence[explain.ClassCurves]) -> list[str]:
+    """Areas under insertion and deletion, mean over classes, with the random control."""
+    if not curves:
+        return ["-", "-"]
+    return [
+        f"{explain.mean_curve(getattr(c, kind) for c in curves).auc:.2f} "
+        f"({explain.mean_curve(getattr(c, f'random_{kind}') for c in curves).auc:.2f})"
+        for kind in ("insertion", "deletion")
+    ]
 
 
 # ---- one class ---------------------------------------------------------------------------------
@@ -202,13 +254,15 @@ def _panel(make: Maker, row: int) -> str:
         f"{_percent(found.original[row])} right before, {_percent(found.forget.by_row[row])} after."
         f" Now they are taken for {_route(found.routing[row], make.names, 3)}."
     )
-    figures = [
+    curves = [
         html.figure(
             make.draw(plots.curves_plot, {row: curve}, label=f"insertion and deletion, {name}"),
             "Confidence in the class on its own images, relative to the base model's, while gates "
             "are opened one share after the other (above) or closed (below). With every unit "
             "closed the model answers the same to any image, which may be this very class.",
         ),
+    ]
+    rest = [
         html.figure(
             make.draw(
                 plots.routing_plot, found.routing[row], make.names, row, label=f"where {name} goes"
@@ -220,7 +274,7 @@ def _panel(make: Maker, row: int) -> str:
     ]
     return (
         f"<p>{escape(text)}</p><h4>Before and after forgetting</h4>{_cards(make, row)}"
-        f'{_units(make, row)}<div class="grid">{"".join(figures)}</div>'
+        f"{_units(make, row)}{html.columns(curves, rest)}"
     )
 
 
@@ -267,7 +321,7 @@ def _units(make: Maker, row: int, units: int = 3, count: int = 8) -> str:
 
 
 def _also_closed(make: Maker, row: int, layer: str, unit: int) -> str:
-    gates = torch.sigmoid(make.wf.alpha[layer].detach()[:, unit])
+    gates = make.gates(layer)[:, unit]
     others = [make.names[r] for r in (gates < explain.CLOSED).nonzero()[:, 0].tolist() if r != row]
     if not others:
         return "closed for this class alone"
@@ -277,10 +331,10 @@ def _also_closed(make: Maker, row: int, layer: str, unit: int) -> str:
 
 def _heads(make: Maker, row: int) -> list[str]:
     usage = explain.head_usage(make.wf)
-    if not any(u.shape[1] == 3 and name.endswith("weight") for name, u in usage.items()):
+    if not plots.has_heads(usage):
         return []
     picture = make.draw(plots.heads_plot, usage, row, label=f"heads of {make.names[row]}")
-    return [html.figure(picture, "Attention heads the class uses: brighter heads are closed more.")]
+    return [html.figure(picture, HEADS)]
 
 
 # ---- all classes -------------------------------------------------------------------------------
@@ -288,15 +342,11 @@ def _heads(make: Maker, row: int) -> list[str]:
 
 def _all_classes(make: Maker, history: History | None) -> str:
     wf, names = make.wf, [make.names[row] for row in make.classes]
-    figures = [
+    left = [
         html.figure(
             make.draw(plots.curves_plot, make.found.curves, label="insertion and deletion, mean"),
             "Thick: mean over classes; thin: each class. If the gates point at the right units, "
             "blue rises at once above and falls at once below; grey is the control.",
-        ),
-        html.figure(
-            make.draw(plots.depth_plot, explain.closed_by_layer(wf), label="closed gates by depth"),
-            "Which layers do the forgetting, from input to output.",
         ),
         html.figure(
             make.draw(
@@ -305,7 +355,13 @@ def _all_classes(make: Maker, history: History | None) -> str:
                 names,
                 label="closed gates by class",
             ),
-            "How many gates each class closes.",
+            f"How many of the {wf.alphas.shape[1]} gates each class closes.",
+        ),
+    ]
+    right = [
+        html.figure(
+            make.draw(plots.depth_plot, explain.closed_by_layer(wf), label="closed gates by depth"),
+            "Which layers do the forgetting, from input to output.",
         ),
         html.figure(
             make.draw(
@@ -316,8 +372,8 @@ def _all_classes(make: Maker, history: History | None) -> str:
     ]
     if history is not None and history.records:
         picture = make.draw(plots.history_plot, history, label="the course of untraining")
-        figures.append(html.figure(picture, "The course of untraining."))
-    return f'<section><h2>All classes</h2><div class="grid">{"".join(figures)}</div></section>'
+        right.append(html.figure(picture, COURSE))
+    return f"<section><h2>All classes</h2>{html.columns(left, right)}</section>"
 
 
 def _shared(make: Maker) -> str:
@@ -328,44 +384,63 @@ def _shared(make: Maker) -> str:
     for layer in make.layers:
         graph = explain.class_unit_graph(wf, layer, classes=rows)
         picture = make.draw(
-            plots.graph_plot,
-            graph,
-            make.names,
-            explain.similarity(wf) if len(make.names) <= 10 * OVERVIEW else None,
-            label=f"classes and shared units of {layer}",
+            plots.graph_plot, graph, make.names, label=f"classes and shared units of {layer}"
         )
-        figures.append(
-            html.figure(picture, "Units among the ten most closed of two classes or more.")
-        )
-        gates = torch.sigmoid(wf.alpha[layer].detach().cpu())[rows][order]
+        figures.append(html.figure(picture, GRAPH))
+        gates = make.gates(layer)[rows][order]
         picture = make.draw(
             plots.heat_map, gates, [names[i] for i in order], layer=layer, label=f"gates of {layer}"
         )
-        figures.append(html.figure(picture, "Gates, classes by units."))
-    picture = make.draw(plots.similarity_plot, overlap, names, label="similar classes")
-    figures.append(html.figure(picture, escape(_agreement(make, overlap))))
+        figures.append(html.figure(picture, HEAT))
+    figures += _alike(make, overlap, names)
     return (
         '<section><h2>Units that classes share</h2><div class="grid">'
         f"{''.join(figures)}</div></section>"
     )
 
 
-def _agreement(make: Maker, overlap: Tensor) -> str:
-    """The overlap of gates against the base model's confusion and its head, in one sentence."""
-    text = "Classes that close the same gates, similar ones side by side."
+def _alike(make: Maker, overlap: Tensor, names: Sequence[str]) -> list[str]:
+    """The overlap of gates, and beside it what else says that two classes are alike."""
+    order = explain.class_order(overlap)
+    text = (
+        "Which classes close the same gates: shared over all closed ones, similar classes "
+        "side by side."
+    )
+    picture = make.draw(
+        plots.similarity_plot, overlap, names, order=order, label="classes by closed gates"
+    )
+    figures = [html.figure(picture, text)]
+    for title, other, what in _other_similarities(make) if len(names) > 2 else ():
+        found = explain.rank_correlation(overlap, other)
+        text = (
+            f"{what} Rank correlation with the overlap of closed gates: {found:+.2f} "
+            "(1: the same order of pairs, 0: unrelated)."
+        )
+        if len(names) > plots.MANY:  # as large as the first matrix, for one number
+            figures[0] = figures[0].replace("</figcaption>", f" {escape(text)}</figcaption>")
+            continue
+        picture = make.draw(
+            plots.similarity_plot, other, names, title=title, order=order, label=title
+        )
+        figures.append(html.figure(picture, f"{escape(text)} Classes in the order of the gates."))
+    return figures
+
+
+def _other_similarities(make: Maker) -> Iterator[tuple[str, Tensor, str]]:
+    """Title, matrix and meaning: the base model's confusion and, if it has one, its head."""
     rows, found = make.classes, make.found
-    if len(rows) < 3:
-        return text
-    chances = found.base.float().softmax(1)
-    labels = found.sample.labels
+    chances, labels = found.base.float().softmax(1), found.sample.labels
     confusion = torch.stack([chances[labels == row].sum(0) for row in rows])[:, rows]
-    with_confusion = explain.rank_correlation(overlap, explain.confusion_similarity(confusion))
-    text += f" Rank correlation with the base model's confusion {with_confusion:+.2f}"
+    confused = explain.confusion_similarity(confusion)
+    yield (
+        "confusion of the base model",
+        confused,
+        "How likely the base model takes one for another.",
+    )
     head = explain.head_similarity(make.wf.base)
     if len(head) == make.wf.num_classes:
-        with_head = explain.rank_correlation(overlap, head[rows][:, rows])
-        text += f", with the similarity of the head's vectors {with_head:+.2f}"
-    return f"{text} (1: the same order, 0: unrelated)."
+        what = "Cosine of the two classes' vectors in the last layer of the base model."
+        yield "likeness of head vectors", head[rows][:, rows], what
 
 
 def _right(found: Measured) -> float:
@@ -378,4 +453,4 @@ def _percent(share: float) -> str:
 
 def _route(routing: Tensor, names: Sequence[str], count: int) -> str:
     top = [row for row in routing.argsort(descending=True)[:count].tolist() if routing[row]]
-    return ", ".join(f"{names[row]} {100 * float(routing[row]):.0f} %" for row in top)
+    return ", ".join(f"{names[row]} ({100 * float(routing[row]):.0f} %)" for row in top)
