@@ -79,6 +79,21 @@ def test_nothing_is_pickled():
     assert "torch.save" not in source
 
 
+def test_the_card_counts_gates_and_shows_a_report(wf, tmp_path, x):
+    with torch.no_grad():
+        wf.alphas.fill_(1000.0)
+        wf.alphas[0, : wf.alphas.shape[1] // 2] = -1000.0
+    labels = torch.arange(len(x)) % wf.num_classes
+    report = wfilter.evaluate(wf, [(x, labels)], metrics=["accuracy"])
+    text = (wf.save(tmp_path / "filters", report=report).parent / "README.md").read_text()
+    assert "100 % are exactly 0 or 1" in text
+    assert "of which it closes" in text
+    assert "| Acc_r" in text
+    assert text.index("## Figures") < text.index("| Acc_r") < text.index("## What it protects")
+    text = (wf.save(tmp_path / "bare").parent / "README.md").read_text()
+    assert "Not measured on test images yet" in text
+
+
 def test_folder_gets_a_model_card(wf, tmp_path, x):
     path = wf.save(tmp_path / "filters")
     assert path == tmp_path / "filters" / "filters.safetensors"

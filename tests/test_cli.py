@@ -105,7 +105,17 @@ def test_evaluate_needs_only_the_folder(run, tmp_path, capsys):
     assert cli.run([*words, "--out", str(tmp_path / "report.md"), "--card"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"]
     assert "Acc_f" in (tmp_path / "report.md").read_text()
-    assert (run / "README.md").read_text().count("## Figures") == 1
+    card = (run / "README.md").read_text()
+    assert card.count("## Figures") == card.count("## What it protects against") == 1
+    assert "| Acc_r" in card
+    assert "Not measured" not in card
+
+
+def test_the_card_of_a_run_says_how_the_filters_were_made(run, weights):
+    card = (run / "README.md").read_text()
+    assert "- base model: wfilter:cnn-digits with base.safetensors" in card
+    assert "- recipe: distill, 2 steps, 8 images a step" in card
+    assert str(weights.parent) not in card, "no folder of the machine it was made on"
 
 
 def test_evaluate_compares_with_an_earlier_report(run, tmp_path, capsys):

@@ -17,6 +17,7 @@ def test_short_demo_prints_tables_and_writes_a_folder_that_evaluate_reads(tmp_pa
     assert {"base.safetensors", "filters.safetensors", "settings.toml"} <= {
         path.name for path in folder.iterdir()
     }
+    assert "| logit mask | all 10 |" in (folder / "README.md").read_text()
     assert cli.run(["evaluate", str(folder), "--metrics", "accuracy", "--quiet"]) == 0
     again = ["untrain", "--config", str(folder / "settings.toml"), "--out", str(tmp_path / "b")]
     assert cli.run([*again, "--quiet"]) == 0

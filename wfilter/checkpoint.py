@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from wfilter import card
 from wfilter.gates import HARD
 from wfilter.surgery import apply_weight_filtering, remove_weight_filtering
 
 if TYPE_CHECKING:
     from wfilter.model import FilteredModel
+    from wfilter.report import Report
 
 FORMAT = 1
 FILE = "filters.safetensors"
@@ -44,10 +46,11 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def save(wf: FilteredModel, path: str | Path) -> Path:
+def save(wf: FilteredModel, path: str | Path, report: Report | None = None) -> Path:
     """Write the alphas of ``wf``; a path without suffix becomes a folder with a model card.
 
-    An existing file is replaced in one step: a crash leaves the old one or the new one.
+    An existing file is replaced in one step: a crash leaves the old one or the new one. The card
+    shows the figures of ``report``, if there is one.
     """
     from safetensors.torch import save as to_bytes
 
@@ -56,7 +59,8 @@ def save(wf: FilteredModel, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix == "":
         path.mkdir(parents=True, exist_ok=True)
-        write_atomically(path / "README.md", _card(wf).encode())
+        figures = "" if report is None else report.to_markdown()
+        write_atomically(path / card.NAME, card.model_card(wf, figures=figures).encode())
         path = path / FILE
     alphas = {name: alpha.detach().cpu().contiguous().clone() for name, alpha in wf.alpha.items()}
     facts = _facts(wf)
@@ -231,23 +235,3 @@ def _write_and_replace(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _card(wf: FilteredModel) -> str:
-    """The folder's README: what the file is, how to use it, what it does not do."""
-    return f"""---
-library_name: wfilter
-tags: [machine-unlearning, image-classification]
----
-# Weight filters for {type(wf.base).__name__}
-
-{wf.num_classes} classes, {len(wf.targets)} filtered parameters, {wf.alphas.shape[1]} units.
-
-```python
-wf = wfilter.load("{FILE}", model)   # the base model these filters were made for
-logits = wf(images, forget=labels)   # one class to forget per image
-```
-
-A filter hides a class at run time; it does not erase it. Whoever holds the base model can leave the
-filters off. A baked model whose closed gates are exactly 0 has lost those weights.
-"""

@@ -267,6 +267,7 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Measure what was forgotten and what was kept, on the test images."""
     from wfilter import Report, jobs
+    from wfilter.card import put_figures
     from wfilter.evaluate import CHEAP, evaluate
 
     earlier = None if against is None else Report.from_json(against)
@@ -289,7 +290,7 @@ def evaluate(
     if out is not None:
         jobs.write_report(report, out)
     if card:
-        jobs.write_card(report, opened.path.parent)
+        put_figures(opened.path.parent, report.to_markdown())
     facts = json.loads(report.to_json())
     output = Output(quiet, as_json)
     if earlier is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wfilter import data, jobs, metrics, settings, zoo
+from wfilter import card, data, jobs, metrics, settings, zoo
 from wfilter.model import FilteredModel
 from wfilter.recipes import RECIPES
 from wfilter.surgery import apply_weight_filtering
@@ -34,6 +34,12 @@ SHIFT = 1  # pixels by which every other image is moved: a thousand digits are f
 # The paper filters only queries, keys and values; in four blocks of width 64 that costs two points.
 TARGETS = {"vit-digits": ("blocks.*.attn.*", "blocks.*.mlp.*")}
 EXAMPLE_MODELS = {"digits": "cnn-digits", "mnist": "resnet18-mnist", "cifar10": "resnet18-cifar"}
+
+MEANING = (
+    "Acc_r: % right on the classes to keep, higher is better; Acc_f: % right on the forgotten",
+    "class, 0 is wanted; each class is forgotten in turn. The logit mask only hides the answer,",
+    "the retrained model never saw its one class.",
+)
 
 Say = Callable[[str], None]
 
@@ -198,7 +204,7 @@ class Show:
         self.say(_table(lines))
         images, batch = self._mixed_batch(wf)
         self.say(_batch_table(batch, self.test.class_names))
-        self._write(wf, model)
+        self._write(wf, model, lines)
         if pages:
             self._draw(wf, images, batch)
         return Outcome(self.name, str(self.folder), lines, batch)
@@ -257,7 +263,7 @@ class Show:
         fits = 2 * (labels == torch.arange(10)[:, None]).int() + known.int()  # (10, images)
         return fits.argmax(1)
 
-    def _write(self, wf: FilteredModel, model: nn.Module) -> None:
+    def _write(self, wf: FilteredModel, model: nn.Module, lines: Sequence[Line]) -> None:
         from safetensors.torch import save_file
 
         save_file(dict(model.state_dict()), self.folder / "base.safetensors")
@@ -276,14 +282,27 @@ class Show:
             "recipe": RECIPE.to_dict(),
         }
         (self.folder / settings.FILE).write_text(settings.write({**facts, **plan}))
+        made = {
+            "base model": f"wfilter:{self.name}, trained here; its weights are base.safetensors",
+            "data": f"digits: {len(self.train)} images to train on, {len(self.test)} to test on",
+            "recipe": f"{RECIPE.name}, {self.steps} steps",
+        }
+        text = card.model_card(wf, made, _markdown(lines))
+        (self.folder / card.NAME).write_text(text, encoding="utf-8")
 
     def _draw(self, wf: FilteredModel, images: Tensor, batch: Sequence[Shown]) -> None:
         from wfilter.page import write_page
 
         self.history.plot(self.folder / "history.png")
         self._draw_batch(images, batch)
-        title = f"What {self.name} forgets, and with which units"
-        write_page(wf, self.test, self.folder / "page.html", title=title, history=self.history)
+        write_page(
+            wf,
+            self.test,
+            self.folder / "page.html",
+            title=f"What {self.name} forgets, and with which units",
+            facts={"data": "digits", "recipe": f"{RECIPE.name}, {self.steps} steps"},
+            history=self.history,
+        )
 
     def _draw_batch(self, images: Tensor, batch: Sequence[Shown]) -> None:
         from wfilter.plots import pictures
@@ -300,14 +319,21 @@ def _masked(wf: FilteredModel, images: Tensor, rows: Tensor) -> Tensor:
 
 def _table(lines: Sequence[Line]) -> str:
     header = f"\n{'':12}{'classes':>9}{'Acc_r':>9}{'Acc_f':>9}{'seconds':>10}"
-    return "\n".join(
-        [header]
-        + [
-            f"{x.method:12}{x.classes:>9}{100 * x.retain:9.2f}{100 * x.forget:9.2f}"
-            f"{x.seconds:10.1f}"
-            for x in lines
-        ]
-    )
+    body = [
+        f"{x.method:12}{x.classes:>9}{100 * x.retain:9.2f}{100 * x.forget:9.2f}{x.seconds:10.1f}"
+        for x in lines
+    ]
+    return "\n".join([header, *body, *(f"  {line}" for line in MEANING)])
+
+
+def _markdown(lines: Sequence[Line]) -> str:
+    body = [
+        f"| {x.method} | {x.classes} | {100 * x.retain:.2f} | {100 * x.forget:.2f} | "
+        f"{x.seconds:.1f} |"
+        for x in lines
+    ]
+    head = ["| method | classes | Acc_r | Acc_f | seconds |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *body, "", *MEANING])
 
 
 def _batch_table(batch: Sequence[Shown], names: Sequence[str]) -> str:
@@ -324,12 +350,13 @@ def farewell(out: str | Path, outcomes: Sequence[Outcome], pages: bool = True) -
 
     Example:
         >>> print(farewell("a", [Outcome("cnn-digits", "a/cnn-digits", (), ())]).splitlines()[1])
-        Written to a: filters, weights and settings of each network, and a page about it.
+        Written to a: filters, weights and settings of each network, pictures and a page about it.
     """
     folder = outcomes[0].folder
-    look = f"\n  open {folder}/page.html in a browser" if pages else ""
+    look = "".join(f"\n  open {x.folder}/page.html in a browser" for x in outcomes if pages)
+    more = ", pictures and a page about it" if pages else ""
     return f"""
-Written to {out}: filters, weights and settings of each network{", and a page about it" * pages}.
+Written to {out}: filters, weights and settings of each network{more}.
 What to try next:{look}
   wfilter evaluate {folder}
   wfilter bake {folder} --forget 3 --out without-3.safetensors

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from wfilter import checkpoint, data, readers, settings, zoo
+from wfilter import card, checkpoint, data, readers, settings, zoo
 from wfilter.data import Batches, ImageSet
 from wfilter.history import History, Record
 from wfilter.model import FilteredModel
@@ -347,10 +347,25 @@ class Untraining:
         history = self._untrain(wf, train, device, checkpoint, resume, progress)
         if rank == 0 and not history.stopped.startswith("interrupted"):
             wf.save(self.out)
+            text = card.model_card(wf, self._facts(history), card.training_figures(history))
+            (self.out / card.NAME).write_text(text, encoding="utf-8")
             (self.out / "history.json").write_text(history.to_json())
             (self.out / settings.FILE).write_text(self.to_toml())
             checkpoint.unlink(missing_ok=True)
         return history
+
+    def _facts(self, history: History) -> dict[str, object]:
+        """How the filters were made, for their card; file names of this machine stay out of it."""
+        weights = Path(self.job.weights).name if self.job.weights else ""
+        facts = {
+            "base model": f"{self.job.model}{' with ' + weights if weights else ''}",
+            "data": self.job.dataset,
+            "recipe": f"{self.recipe.name}, {history.stopped}, {self.batch_size} images a step",
+            "seconds": f"{history.seconds:.0f}",
+            "seed": self.seed,
+            "all settings": settings.FILE,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
 
     def _untrain(
         self,
@@ -451,12 +466,3 @@ def write_report(report: Report, path: Path) -> None:
     """A report as JSON, Markdown or LaTeX, by the suffix."""
     ways = {".json": report.to_json, ".md": report.to_markdown, ".tex": report.to_latex}
     path.write_text(ways[path.suffix](), encoding="utf-8")
-
-
-def write_card(report: Report, folder: Path) -> None:
-    """In place: the figures of a report in the folder's model card, the old ones replaced."""
-    card = folder / "README.md"
-    if not card.is_file():
-        raise FileNotFoundError(f"{card} does not exist: only a folder of filters has a card.")
-    text = card.read_text(encoding="utf-8").partition("\n## Figures\n")[0].rstrip()
-    card.write_text(f"{text}\n\n## Figures\n\n{report.to_markdown()}\n", encoding="utf-8")

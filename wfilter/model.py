@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NoReturn, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Union
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from wfilter.gates import ByTarget
 from wfilter.probe import Finding, Plan, make_plan, make_sites, parameter_of, probe
 from wfilter.rules import GateMode
 from wfilter.targets import Target
+
+if TYPE_CHECKING:
+    from wfilter.report import Report
 
 Forget = Union[None, int, str, "set[int]", "set[str]", "frozenset[int]", "frozenset[str]", Tensor]
 
@@ -566,11 +569,14 @@ class FilteredModel(nn.Module):
             float((before.argmax(-1) != after.argmax(-1)).float().mean()),
         )
 
-    def save(self, path: str | Path) -> Path:
-        """Write the alphas (not the base model) to a safetensors file; see ``wfilter.load``."""
+    def save(self, path: str | Path, *, report: Report | None = None) -> Path:
+        """Write the alphas (not the base model) to a safetensors file; see ``wfilter.load``.
+
+        A path without suffix becomes a folder with a model card, which shows the ``report``.
+        """
         from wfilter.checkpoint import save
 
-        return save(self, path)
+        return save(self, path, report)
 
     def compile(self, *args: Any, **kwargs: Any) -> FilteredModel:  # type: ignore[override]
         """In place: run forwards through ``torch.compile``; arguments are passed on to it.
