@@ -148,8 +148,9 @@ def test_export_and_bench_and_explain_run(run, tmp_path, capsys):
     assert cli.run(["bench", "wfilter:cnn-digits", "--batch-size", "4", "--rounds", "2"]) == 0
     assert "mixed labels" in capsys.readouterr().out
     words = ["explain", str(run), "--out", str(page), "--per-class", "2", "--forget", "3"]
-    assert cli.run([*words, "--quiet"]) == 0
+    assert cli.run([*words, "--layer", "features.3", "--quiet"]) == 0
     text = page.read_text()
+    assert "gates of features.3.weight" in text
     assert "<h1>What wfilter:cnn-digits forgets" in text
     for fact in ("wfilter:cnn-digits", "digits", "distill, 2 steps"):
         assert f"<dd>{fact}</dd>" in text, "the header names model, data and recipe"
@@ -356,6 +357,11 @@ def test_baked_file_in_a_missing_folder_is_named_once(capsys, run, tmp_path):
 def copied(run, tmp_path):
     """A copy of the run's folder, to be damaged."""
     return shutil.copytree(run, tmp_path / "copy")
+
+
+def test_unknown_layer_lists_the_closest(capsys, run, tmp_path):
+    words = ["explain", run, "--out", tmp_path / "a.html", "--per-class", "1", "--forget", "3"]
+    assert "features.3.weight" in complaint(capsys, *words, "--layer", "featurs.3")
 
 
 def test_damaged_history_is_named(capsys, copied):

@@ -285,6 +285,12 @@ def test_a_negative_batch_norm_turns_which_image_excites_a_unit():
     assert explain.exciting_images(wf, "0", 0, pictures, k=3) == [0, 2, 1]
 
 
+def test_a_unit_that_the_layer_does_not_have_is_refused(wf, x):
+    units = wf.targets[0].units
+    with pytest.raises(ValueError, match=rf"unit={units} is outside 0\.\.{units - 1}"):
+        explain.exciting_images(wf, wf.targets[0].name, units, x)
+
+
 def test_responses_of_a_bypassed_module_are_refused(x):
     wf = apply(tiny("bypassed module"), x, targets="*")
     with pytest.raises(ValueError, match="qkv does not give one output per image"):

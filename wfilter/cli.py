@@ -309,6 +309,10 @@ def explain(
     classes: Annotated[
         list[str] | None, typer.Option("--forget", help="Only panels of these classes.")
     ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layer", help="A layer to draw; repeat. By default first, middle and last."),
+    ] = None,
     per_class: Annotated[int, typer.Option(min=1, help="Images of each class to look at.")] = 50,
     model: SameModel = None,
     weights: Weights = None,
@@ -337,6 +341,7 @@ def explain(
         facts=opened.facts,
         history=opened.history,
         classes=sorted(jobs.parse_classes(opened.wf, classes)) if classes else None,
+        layers=layers or None,
         per_class=per_class,
     )
     Output(quiet, as_json).result(f"{path} written: open it in a browser.", {"path": str(path)})

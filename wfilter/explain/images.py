@@ -63,8 +63,12 @@ def exciting_images(
         >>> exciting_images(wf, "weight", 0, torch.tensor([[1.0], [3.0], [2.0]]), k=2)
         [1, 2]
     """
-    responses = unit_responses(wf, layer, images)[:, unit]
-    order: list[int] = responses.argsort(descending=True, stable=True)[:k].tolist()
+    responses = unit_responses(wf, layer, images)
+    if not 0 <= unit < responses.shape[1]:
+        raise ValueError(
+            f"unit={unit} is outside 0..{responses.shape[1] - 1}, the units of {layer}."
+        )
+    order: list[int] = responses[:, unit].argsort(descending=True, stable=True)[:k].tolist()
     return order
 
 

@@ -97,8 +97,8 @@ def write_page(
     sample = take_sample(wf, data, per_class)
     present = sorted(set(sample.labels.tolist()))
     shown = _chosen(wf, classes, sample, present)
-    found = measure(wf, sample, shown, curve_images=curve_images, steps=steps)
     chosen = [explain.find_layer(wf, x) for x in layers] if layers else explain.default_layers(wf)
+    found = measure(wf, sample, shown, curve_images=curve_images, steps=steps)
     with tempfile.TemporaryDirectory() as folder:
         make = Maker(wf, found, Path(folder), present[:OVERVIEW], tuple(chosen))
         heading = title or f"What {type(wf.base).__name__} forgets, and with which units"
