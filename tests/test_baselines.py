@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from wfilter import baselines, metrics
 from wfilter.baselines.batches import Task
+from wfilter.baselines.salun import saliency
 
 FORGET = 3
 
@@ -205,6 +206,97 @@ def test_halves_keep_every_sample_once_and_the_size_of_the_batches():
     assert [len(y) for y, _ in task.all(500)] == [500, 500, 297]
     others = task.other_labels(torch.zeros(500).long())
     assert set(others.tolist()) == set(range(10)) - {FORGET, 4}
+
+
+def test_a_batch_is_never_one_sample_alone_since_batchnorm_cannot_train_on_it():
+    images, labels = digits.data()[0]
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    retained = int((labels[:65] != FORGET).sum())
+    batches = [(images[:65], labels[:65])]
+    for size in (retained - 1, 8):
+        sizes = [len(y) for _, y in Task.of(model, FORGET, batches).retain(size)]
+        assert min(sizes) > 1
+        assert sum(sizes) == retained
+    for name in ("random_labels", "salun", "retrained"):
+        options = {"epochs": 1} if name != "salun" else {"epochs": 1, "share": 1.0}
+        changed = baselines.METHODS[name](model.eval(), FORGET, batches * 2, **options)
+        assert all(parameter.isfinite().all() for parameter in changed.parameters())
+
+
+def test_bad_teaching_draws_the_retained_samples_before_it_makes_batches():
+    model = digits.trained_cnn()
+    task = Task.of(model, FORGET, train())
+    torch.manual_seed(0)
+    drawn = [labels for _, labels in task.sample(0.3, batch_size=32)]
+    labels = digits.data()[0][1]
+    forgotten = int((labels == FORGET).sum())
+    assert int((torch.cat(drawn) == FORGET).sum()) == forgotten
+    kept = len(torch.cat(drawn)) - forgotten
+    assert kept / (len(labels) - forgotten) == pytest.approx(0.3, abs=0.05)
+    assert {len(y) for y in drawn[:-1]} == {32}
+    order = labels.sort().indices  # most batches of two have none to forget and may draw nothing
+    pairs = digits.batches(tuple(part[order] for part in digits.data()[0]), 2)
+    changed = baselines.bad_teaching(model, FORGET, pairs, retain_share=0.01, batch_size=16)
+    assert all(parameter.isfinite().all() for parameter in changed.parameters())
+
+
+def test_bad_teaching_learns_from_the_right_teacher():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    images, labels = torch.randn(12, 3), torch.tensor([0, 1] * 6)
+
+    def ignorant():
+        blank = nn.Linear(3, 2)
+        nn.init.zeros_(blank.weight)
+        nn.init.zeros_(blank.bias)
+        return blank
+
+    settings = {"factory": ignorant, "retain_share": 1.0, "epochs": 1, "lr": 1e-3}
+    changed = baselines.bad_teaching(model, 0, [(images, labels)], **settings)
+    p = torch.where(labels[:, None] == 0, torch.full((12, 2), 0.5), model(images).softmax(1))
+    loss = (p * (p.log() - model(images).log_softmax(1))).sum(1).mean()
+    gradient = torch.autograd.grad(loss, model.weight)[0]
+    # Adam's first step is the rate times the sign of the gradient
+    torch.testing.assert_close(changed.weight, model.weight - 1e-3 * gradient.sign())
+
+
+def test_scrub_climbs_the_divergence_and_then_descends_on_the_labels():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    images, labels = torch.randn(8, 3).double(), torch.tensor([0, 1] * 4)
+    settings = {"alpha": 0.5, "gamma": 0.25, "temperature": 2.0, "lr": 0.1}
+    teacher, weight, bias = copy.deepcopy(model), *map(torch.clone, model.parameters())
+    changed = baselines.scrub(model, 0, [(images, labels)], epochs=1, max_epochs=1, **settings)
+
+    def divergence(x):
+        now, before = F.linear(x, weight, bias) / 2, teacher(x) / 2
+        p = before.softmax(1)
+        return 4 * (p * (p.log() - now.log_softmax(1))).sum(1).mean()
+
+    def labelled(x, y):
+        return 0.5 * divergence(x) + 0.25 * F.cross_entropy(F.linear(x, weight, bias), y)
+
+    velocity = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    for loss in (lambda: -divergence(images[::2]), lambda: labelled(images[1::2], labels[1::2])):
+        gradients = torch.autograd.grad(loss(), [weight, bias])
+        decayed = [g + 5e-4 * p for g, p in zip(gradients, (weight, bias), strict=True)]
+        velocity = [0.9 * v + g for v, g in zip(velocity, decayed, strict=True)]
+        weight, bias = weight - 0.1 * velocity[0], bias - 0.1 * velocity[1]
+    torch.testing.assert_close(changed.weight, weight)
+    torch.testing.assert_close(changed.bias, bias)
+
+
+def test_salient_weights_are_those_with_the_largest_gradient_of_the_forget_half():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    images, labels = torch.randn(8, 3), torch.tensor([0, 1] * 4)
+    masks = saliency(model, [(images[::2], labels[::2])], share=0.25)
+    loss = F.cross_entropy(model(images[::2]), labels[::2])
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    size = torch.cat([gradient.flatten() for gradient in gradients]).abs()
+    chosen = torch.cat([mask.flatten() for mask in masks])
+    assert int(chosen.sum()) == 2
+    assert size[chosen].min() >= size[~chosen].max()
 
 
 def test_run_times_each_method_and_passes_its_options():

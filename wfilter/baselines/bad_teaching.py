@@ -40,7 +40,7 @@ def bad_teaching(
         temperature: of the distillation.
         epochs: passes over the data.
         steps: at most so many in all.
-        batch_size: before the retain half is drawn down.
+        batch_size: of what is drawn.
         lr: of Adam.
         seed: of the teacher, the draw and everything random in training.
 
@@ -57,14 +57,12 @@ def bad_teaching(
     student = copy.deepcopy(model).requires_grad_(True).train()
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        forgotten = task.is_forgotten(labels)
-        kept = forgotten | (torch.rand(len(labels)) < retain_share).to(labels.device)
-        images, forgotten = images[kept], forgotten[kept]
-        taught = torch.where(forgotten[:, None], incompetent(images), competent(images))
+        forgotten = task.is_forgotten(labels)[:, None]
+        taught = torch.where(forgotten, incompetent(images), competent(images))
         return distillation(student(images), taught, temperature)
 
     with seeded(seed):
         optimizer = torch.optim.Adam(student.parameters(), lr)
-        batches = repeat(lambda: task.all(batch_size), epochs, steps)
+        batches = repeat(lambda: task.sample(retain_share, batch_size), epochs, steps)
         finetune(loss, optimizer, batches)
     return student.eval()

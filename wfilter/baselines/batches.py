@@ -62,6 +62,12 @@ class Task:
         """Samples of the other classes only."""
         return self._cut(lambda labels: ~self.is_forgotten(labels), batch_size)
 
+    def sample(self, share: float, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every forgotten sample and a random share of the others."""
+        return self._cut(
+            lambda y: self.is_forgotten(y) | (torch.rand(len(y)) < share).to(y.device), batch_size
+        )
+
     def is_forgotten(self, labels: Tensor) -> Tensor:
         """Which samples belong to a forgotten class, bool (samples,)."""
         return torch.isin(labels, torch.tensor(self.classes, device=labels.device))
@@ -75,7 +81,10 @@ class Task:
     def _cut(
         self, keep: Callable[[Tensor], Tensor], batch_size: int | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The kept samples in batches as large as the first of ``train``, or as asked."""
+        """The kept samples in batches as large as the first of ``train``, or as asked.
+
+        The last batch may be smaller, or larger by one sample: BatchNorm cannot train on one alone.
+        """
         images: list[Tensor] = []
         labels: list[Tensor] = []
         seen: set[int] = set()
@@ -83,7 +92,7 @@ class Task:
             batch_size, kept = batch_size or len(y), keep(y)
             images, labels = [*images, x[kept]], [*labels, y[kept]]
             seen |= set(y.tolist())
-            while sum(map(len, labels)) >= batch_size:
+            while sum(map(len, labels)) > batch_size + 1:
                 x, y = torch.cat(images), torch.cat(labels)
                 images, labels = [x[batch_size:]], [y[batch_size:]]
                 yield x[:batch_size].to(self.device), y[:batch_size].to(self.device)
