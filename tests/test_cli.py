@@ -297,6 +297,19 @@ def test_report_to_compare_with_must_be_one(capsys, run, tmp_path):
     assert "is not a report" in complaint(capsys, "evaluate", run, "--against", tmp_path / "a.json")
 
 
+def test_report_for_other_classes_is_refused_before_anything_is_measured(
+    capsys, run, tmp_path, monkeypatch
+):
+    earlier = tmp_path / "earlier.json"
+    words = ["evaluate", str(run), "--metrics", "accuracy", "--forget"]
+    assert cli.run([*words, "3", "--out", str(earlier), "--quiet"]) == 0
+    module = sys.modules["wfilter.evaluate"]
+    monkeypatch.setattr(module, "evaluate", lambda *_, **__: pytest.fail("measured"))
+    said = complaint(capsys, *words, "3,4", "--against", earlier)
+    assert "this report is for the classes 3, 4" in said
+    assert "the other for 3." in said
+
+
 def test_wrong_suffix_of_an_export_is_refused(capsys, run, tmp_path):
     assert ".pt2 nor .onnx" in complaint(capsys, "export", run, "--out", tmp_path / "a.pth")
 

@@ -49,7 +49,7 @@ def test_gap_and_routing_compare_with_the_retrained_model_on_the_classes_of_both
 def test_printed_report_is_plain_text_with_directions_and_definitions():
     text = str(report())
     assert "Acc_f ↓" in text
-    assert "Accuracy on the forgotten class. (lower is better)" in text
+    assert "Accuracy on the forgotten class. (%, lower is better)" in text
     assert "10.0 emu" in text
     assert "52 (1)" in text
     assert "> 100 (1)" in text
@@ -131,6 +131,17 @@ def test_comparison_says_which_numbers_are_better():
     assert ("rival_x", "Acc_r") not in found
     assert "| ours | Acc_r ↑ | 85.0 | 50.0 | +35.0 better |" in new.against(old).to_markdown()
     assert all(line.verdict == "" for line in new.against(new).lines)
+
+
+def test_comparison_tells_where_a_column_was_measured_otherwise():
+    old = replace(
+        report(), columns=(ACC_R, replace(ACC_F, definition="Of 3 images."), *COLUMNS[2:])
+    )
+    compared = report().against(old)
+    assert compared.notes == ("Acc_f is not the same there: Of 3 images.",)
+    assert str(compared).endswith(compared.notes[0])
+    assert f"\n- {compared.notes[0]}\n" in compared.to_markdown()
+    assert report().against(report()).notes == ()
 
 
 def test_report_for_other_classes_is_refused():

@@ -278,11 +278,15 @@ def evaluate(
     wanted: Any = "all" if metrics == ["all"] else metrics or CHEAP
     cheap = set(wanted) <= {*CHEAP, "sets", "curves"} and not rivals
     wf = opened.wf.to(device) if device else opened.wf
+    images = opened.job.images("test")
+    chosen = tuple(sorted(jobs.parse_classes(wf, rows)) if rows else range(wf.num_classes))
+    if earlier is not None:
+        earlier.refuse_other_classes(chosen, wf.class_names or images.class_names)
     report = evaluate(
         wf,
-        opened.job.images("test"),
+        images,
         metrics=wanted,
-        rows=sorted(jobs.parse_classes(wf, rows)) if rows else None,
+        rows=chosen,
         train=None if cheap else opened.job.images("train"),
         rivals=rivals or (),
         seconds=opened.history.seconds if opened.history else None,

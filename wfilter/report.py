@@ -234,11 +234,7 @@ class Report:
             method  column   this  other  difference
             ours    Acc_f ↓  25.0   50.0  -25.0 better
         """
-        if self.classes != other.classes or self.class_names != other.class_names:
-            raise ValueError(
-                f"this report is for the classes {_listed(self)}\n"
-                f"and the other for {_listed(other)}. Evaluate both with the same rows=."
-            )
+        other.refuse_other_classes(self.classes, self.class_names)
         theirs = {column.name: column for column in other.columns}
         lines = [
             Line(method, column, here, there)
@@ -254,7 +250,21 @@ class Report:
                 f"the reports share no number: methods {', '.join(self.methods)}\n"
                 f"against {', '.join(other.methods)}. Evaluate the same methods and metrics."
             )
-        return Comparison(tuple(lines))
+        shown = dict.fromkeys(line.column for line in lines)
+        changed = [c for c in shown if theirs[c.name].definition != c.definition]
+        notes = (f"{c.name} is not the same there: {theirs[c.name].definition}" for c in changed)
+        return Comparison(tuple(lines), tuple(notes))
+
+    def refuse_other_classes(
+        self, classes: tuple[int, ...], class_names: tuple[str, ...] | None
+    ) -> None:
+        """Stop where numbers for these classes could not be compared with this report's."""
+        if (self.classes, self.class_names) != (classes, class_names):
+            raise ValueError(
+                f"this report is for the classes {_listed(classes, class_names)}\n"
+                f"and the other for {_listed(self.classes, self.class_names)}. Evaluate both with "
+                "the same rows=."
+            )
 
     # ---- showing ------------------------------------------------------------------------------
 
@@ -286,7 +296,7 @@ class Report:
 
     def heading(self) -> str:
         """What was evaluated, in one line."""
-        named = _listed(self)
+        named = _listed(self.classes, self.class_names)
         return f"Forgetting one class at a time: {named}"
 
     def notes(self) -> list[str]:
@@ -375,8 +385,8 @@ class Report:
             ) from None
 
 
-def _listed(report: Report) -> str:
-    names = [report.name_of(row) for row in report.classes]
+def _listed(classes: tuple[int, ...], class_names: tuple[str, ...] | None) -> str:
+    names = [str(row) if class_names is None else class_names[row] for row in classes]
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 

@@ -16,10 +16,12 @@ DIRECTIONS = {
     "retrained": "the retrained model's number is the bar",
     "none": "for orientation",
 }
+UNITS = {"percent": "%, ", "epochs": "epochs, "}
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"↑": r"$\uparrow$", "↓": r"$\downarrow$", "≈": r"$\approx$"},
     **{"\\": r"\textbackslash{}", ">": "$>$", "<": "$<$", "~": r"\textasciitilde{}"},
+    "^": r"\textasciicircum{}",
 }
 
 
@@ -39,7 +41,8 @@ class Table:
     def definitions(self, bullet: str) -> str:
         """A line for each column: what it is and which way is better."""
         return "\n".join(
-            f"{bullet}{c.name}: {c.definition} ({DIRECTIONS[c.better]})" for c in self.columns
+            f"{bullet}{c.name}: {c.definition} ({UNITS.get(c.kind, '')}{DIRECTIONS[c.better]})"
+            for c in self.columns
         )
 
     def to_latex(self) -> str:
@@ -89,6 +92,7 @@ class Comparison:
     """Two reports, number by number; made by `Report.against`."""
 
     lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
 
     def grid(self) -> list[list[str]]:
         """The header and a line for each shared number."""
@@ -96,11 +100,12 @@ class Comparison:
         return [header, *(line.cells() for line in self.lines)]
 
     def __str__(self) -> str:
-        return aligned(self.grid(), left=(0, 1, 4))
+        return "\n".join([aligned(self.grid(), left=(0, 1, 4)), *self.notes])
 
     def to_markdown(self) -> str:
         """A pipe table."""
-        return piped(self.grid()) + "\n"
+        notes = "".join(f"- {note}\n" for note in self.notes)
+        return piped(self.grid()) + "\n" + (f"\n{notes}" if notes else "")
 
 
 def number(value: float, kind: Kind) -> str:
