@@ -15,7 +15,7 @@ import wfilter
 from wfilter import Budget, baselines, metrics
 from wfilter.evaluate import evaluate, make_bench, report_on
 from wfilter.measures import MEASURES, changed_tensors, random_sets, trainable
-from wfilter.subjects import Subject, as_batches, take
+from wfilter.subjects import RowDraw, Subject, as_batches, take
 
 SMALL = Budget(
     test_images=120,
@@ -118,6 +118,32 @@ def test_many_classes_are_tried_under_their_own_row_and_four_others():
     assert len(report.rows["wfilter"]["Acc_f"].by_class) == 60
     assert sum(seen) <= 240 * (1 + 1 + 5) + 8  # AUS, the original, own row and four others
     assert "confusion" not in report.details
+
+
+def test_rows_are_dealt_so_that_all_of_them_are_tried_equally_often():
+    labels = torch.arange(60) % 30
+    whole = RowDraw(range(30), 4, seed=0)(labels)
+    for image, rows in zip(labels.tolist(), whole.tolist(), strict=True):
+        assert len(set(rows)) == 5
+        assert rows[0] == image
+    others = torch.bincount(whole[:, 1:].flatten(), minlength=30)
+    assert int(others.max() - others.min()) <= 2
+    draw = RowDraw(range(30), 4, seed=0)
+    assert torch.equal(torch.cat([draw(part) for part in labels.split(7)]), whole)
+    assert not torch.equal(RowDraw(range(30), 4, seed=1)(labels), whole)
+    some = RowDraw([0, 1, 2, 3], 1, seed=0)(torch.tensor([0, 9]))
+    assert some[0, 0] == 0
+    assert some.shape == (2, 2)  # class 9 has no row here: two others
+
+
+def test_one_image_of_each_of_many_classes_is_enough():
+    torch.manual_seed(0)
+    wf = wfilter.apply_weight_filtering(nn.Linear(8, 300), targets="*")
+    report = evaluate(wf, (torch.randn(300, 8), torch.arange(300)), metrics="accuracy")
+    assert len(report.rows["wfilter"]["Acc_r"].by_class) == 300
+    assert "4 random rows for each image, dealt evenly out of 300" in str(report)
+    assert report.facts["budget"]["retain_rows"] == 4
+    assert report.facts["test images"] == {"in all": 300, "of a forgotten class, at least": 1}
 
 
 def test_any_form_of_the_data_gives_the_same_report(wf, test):
@@ -249,6 +275,23 @@ def test_rivals_by_name_are_made_timed_and_measured(wf, test, train):
     assert report.value("random_labels", "gap") is not None
 
 
+def test_rivals_by_name_see_shuffled_images_and_the_seed_of_the_evaluation(wf, test, train):
+    images, labels = train
+    order = labels.sort().indices  # as image folders lie on disk
+    ordered = (images[order], labels[order])
+    options = {"rows": [3], "metrics": "accuracy", "rivals": ["random_labels"]}
+    runs = [evaluate(wf, test, train=ordered, seed=seed, **options) for seed in (0, 0, 1)]
+    sorted_batches = evaluate(wf, test, train=digits.batches(ordered), **options)
+    worse = sorted_batches.value("random_labels", "Acc_r")  # a list keeps its order
+    assert runs[0].value("random_labels", "Acc_r") > worse + 0.03
+    first, again, other = (run.details["confusion"]["random_labels"] for run in runs)
+    assert first == again
+    assert first != other
+    dicts = [{"image": x, "label": y} for x, y in digits.batches(train)]
+    report = evaluate(wf, test, train=dicts, **options)
+    assert report.value("random_labels", "Acc_f") < 0.3
+
+
 def test_plain_model_is_evaluated_for_the_class_it_has_forgotten(test):
     base = digits.trained_cnn()
     masked = baselines.logit_mask(base, 3, digits.batches(test))
@@ -301,13 +344,36 @@ def test_data_without_labels_is_refused(wf, test):
     for form in ([test[0]], DataLoader(TensorDataset(test[0]), 50)):
         with pytest.raises(TypeError, match="data has no labels"):
             evaluate(wf, form)
+        with pytest.raises(TypeError, match="data has no labels"):
+            evaluate(digits.cnn(), form, rows=3, original=wf.base)
+        with pytest.raises(TypeError, match="train has no labels"):
+            evaluate(wf, test, train=form, rivals=["ssd"], rows=[3], metrics="accuracy")
 
 
 def test_data_that_can_be_read_only_once_is_refused(wf, test):
     with pytest.raises(TypeError, match="cannot be read twice"):
         evaluate(wf, iter(digits.batches(test)))
-    with pytest.raises(ValueError, match="data has no batches"):
-        evaluate(wf, [], metrics="accuracy")
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "zrf", "sets", "curves"])
+def test_data_without_images_is_refused(wf, test, metric):
+    nothing = (test[0][:0], test[1][:0])
+    for form in ([], nothing, DataLoader(TensorDataset(*nothing), 4)):
+        with pytest.raises(ValueError, match="data has no batches with images"):
+            evaluate(wf, form, metrics=metric)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "zrf"])
+def test_output_that_is_not_a_number_is_refused_and_its_method_named(wf, test, metric):
+    broken = copy.deepcopy(wf.base)
+    with torch.no_grad():
+        broken[8].bias[0] = torch.nan
+    with pytest.raises(ValueError, match="the output of scrub contains NaN in"):
+        evaluate(wf, test, rows=[3], metrics=metric, rivals={"scrub": {3: broken}})
+    bad = test[0].clone()
+    bad[5] = torch.nan
+    with pytest.raises(ValueError, match=r"the output of original contains NaN in 1 of"):
+        evaluate(wf, (bad, test[1]), rows=[int(test[1][5])], metrics=metric)
 
 
 def test_labels_the_model_does_not_know_are_refused(wf, test):

@@ -77,7 +77,11 @@ class Problem:
 def accuracy(problem: Problem) -> list[Column]:
     """Accuracies, and what is worked out from them and the retrained model."""
     limit, group, bar = problem.retain_rows, "accuracy", "against the retrained model"
-    tried = "all rows" if limit is None else f"{limit} random rows for each image"
+    tried = (
+        "all rows"
+        if limit is None
+        else f"{limit} random rows for each image, dealt evenly out of {problem.rows}"
+    )
     retain = f"Accuracy on the other classes, {tried}; mean of rows."
     aus = "(1 - (Acc_r of the original - Acc_r)) / (1 + Acc_f); 1 is ideal (arXiv 2312.02052)."
     routing = (

@@ -19,7 +19,7 @@ from wfilter.measures import MEASURES, Bench, measure
 from wfilter.metrics.running import device_of
 from wfilter.model import FilteredModel
 from wfilter.report import Report
-from wfilter.subjects import Subject, as_batches, run
+from wfilter.subjects import Pairs, Subject, as_batches, checked, run
 
 CHEAP = ("accuracy", "zrf", "cost")
 Rivals: TypeAlias = Iterable[str] | Mapping[str, Mapping[int, nn.Module]]
@@ -55,7 +55,8 @@ def evaluate(
             (insertion and deletion), ``cost``. The default ones are cheap.
         rows: Classes to forget, one at a time; default all.
         train: Training images with labels, for ``probe``, ``membership``, ``relearn``,
-            ``few_shot`` and for rivals given by name.
+            ``few_shot`` and for rivals given by name, which see them shuffled (batches that you
+            made keep your order).
         retrained: The model retrained without a class, for each class; its numbers are the bar.
         rivals: Names from `wfilter.baselines.METHODS` or ``"all"``, run here; or finished models,
             ``{name: {class: model}}``.
@@ -87,7 +88,7 @@ def evaluate(
     _refuse_lacking(names, rivals, train)
     subjects = [_subject(model, bench, seconds)]
     subjects += [_retrained(retrained, bench)] if retrained is not None else []
-    subjects += _rivals(rivals, rival_options or {}, bench)
+    subjects += _rivals(rivals, rival_options or {}, bench, train)
     if any(subject.name != "original" for subject in subjects):
         subjects.insert(0, Subject.of_one("original", bench.base, bench.rows))
     parts = [report_on(subject, bench, _possible(names, metrics, bench)) for subject in subjects]
@@ -232,7 +233,7 @@ def _models(name: str, models: Mapping[int, nn.Module], bench: Bench) -> Subject
 
 
 def _rivals(
-    rivals: Rivals, options: Mapping[str, Mapping[str, Any]], bench: Bench
+    rivals: Rivals, options: Mapping[str, Mapping[str, Any]], bench: Bench, train: Any
 ) -> list[Subject]:
     if isinstance(rivals, Mapping):
         return [_models(name, models, bench) for name, models in rivals.items()]
@@ -240,10 +241,13 @@ def _rivals(
         (baselines.METHODS if rivals == "all" else [rivals]) if isinstance(rivals, str) else rivals
     )
     names = [name for name in given if name != "original"]
-    made = {
-        row: baselines.run(bench.base, row, bench.train_batches, methods=names, options=options)
-        for row in (bench.rows if names else ())
-    }
+    made = {}
+    for row in bench.rows if names else ():
+        batches = as_batches(train, "train", shuffle=bench.seed)
+        pairs = Pairs(batches, bench.num_classes, "train")
+        made[row] = baselines.run(
+            bench.base, row, pairs, methods=names, options=options, seed=bench.seed
+        )
     return [
         Subject.of_models(
             name,
@@ -314,8 +318,7 @@ def _num_classes(model: nn.Module, batches: Any) -> int:
     first = next(iter(batches), None)
     if first is None:
         raise ValueError("data has no batches.")
-    images = first["image"] if isinstance(first, dict) and "image" in first else first[0]
-    return int(run(model, images[:1]).shape[-1])
+    return int(run(model, checked(first, "data")[0][:1]).shape[-1])
 
 
 # ---- facts ------------------------------------------------------------------------------------
@@ -325,12 +328,12 @@ def _facts(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
     from wfilter import __version__
 
     python = platform.python_version()
+    budget = asdict(bench.budget) | {"retain_rows": bench.problem.retain_rows or "all"}
     return {
         "seed": bench.seed,
         "metrics": list(names),
-        "budget": {
-            k: list(v) if isinstance(v, tuple) else v for k, v in asdict(bench.budget).items()
-        },
+        **({"test images": _counted(bench)} if "accuracy" in names else {}),
+        "budget": {k: list(v) if isinstance(v, tuple) else v for k, v in budget.items()},
         "versions": {"wfilter": __version__, "torch": str(torch.__version__), "python": python},
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
@@ -339,6 +342,13 @@ def _facts(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def _counted(bench: Bench) -> dict[str, int]:
+    """How many images the accuracies are of."""
+    counts = bench.counts[1][list(bench.rows)]
+    fewest = int(counts.min())
+    return {"in all": int(bench.counts[1].sum()), "of a forgotten class, at least": fewest}
 
 
 def _with_facts(report: Report, names: Sequence[str], bench: Bench, took: float) -> Report:

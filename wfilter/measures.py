@@ -21,10 +21,11 @@ from wfilter import columns, metrics
 from wfilter.baselines.logit_mask import Mask
 from wfilter.columns import Budget, Problem
 from wfilter.gates import HARD
+from wfilter.metrics.inputs import check_logits
 from wfilter.metrics.running import evaluating, seeded
 from wfilter.model import FilteredModel
 from wfilter.report import Cell, Column
-from wfilter.subjects import PAIRS, Subject, read, rows_to_try, run, take
+from wfilter.subjects import PAIRS, RowDraw, Subject, read, run, take
 
 FULL_CONFUSION = 50  # classes up to which a report keeps whole confusions
 
@@ -130,14 +131,20 @@ class Bench:
         return images[labels == row], labels[labels == row]
 
     @cached_property
-    def original(self) -> metrics.RowScores:
-        """Acc_r of the original model by row, over all test images."""
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """Of each class, the test images the original model gets right, and all of them."""
         hits = torch.zeros(self.num_classes, dtype=torch.double)
         counts = torch.zeros_like(hits)
         for images, labels in read(self.batches, self.num_classes):
-            right = (run(self.base, images).argmax(1) == labels).double()
-            hits.index_add_(0, labels, right)
+            logits = check_logits(run(self.base, images), "the output of the original")
+            hits.index_add_(0, labels, (logits.argmax(1) == labels).double())
             counts += torch.bincount(labels, minlength=self.num_classes)
+        return hits, counts
+
+    @property
+    def original(self) -> metrics.RowScores:
+        """Acc_r of the original model by row, over all test images."""
+        hits, counts = self.counts
         by_row = {r: float((hits.sum() - hits[r]) / (counts.sum() - counts[r])) for r in self.rows}
         return metrics.RowScores(by_row, higher_is_better=True)
 
@@ -196,17 +203,18 @@ def _by_class(subject: Subject, number: Callable[[int], Mapping[str, float | Non
 
 def accuracy(subject: Subject, bench: Bench) -> Measured:
     """Acc_r, Acc_f and AUS of all rows in mixed batches; confusions and routings as details."""
-    limit = bench.problem.retain_rows
+    draw = RowDraw(subject.rows, bench.problem.retain_rows, bench.seed)
     parts = []
-    for number, (images, labels) in enumerate(read(bench.batches, bench.num_classes)):
-        rows = rows_to_try(labels, subject.rows, limit, bench.seed + number)
+    for images, labels in read(bench.batches, bench.num_classes):
+        rows = draw(labels)
         predictions = subject.logits(images, rows).argmax(1)
         parts.append((predictions, labels.repeat_interleave(rows.shape[1]), rows.flatten()))
     predictions, labels, rows = (torch.cat(part) for part in zip(*parts))
     bench.refuse_absent(labels, "data")
     retain = metrics.retain_accuracy(predictions, labels, rows, expected=subject.rows).by_row
     forget = metrics.forget_accuracy(predictions, labels, rows, expected=subject.rows).by_row
-    aus = {row: metrics.aus(retain[row], forget[row], bench.original.by_row[row]) for row in retain}
+    before = bench.original.by_row
+    aus = {row: metrics.aus(retain[row], forget[row], before[row]) for row in retain}
     cells = {"Acc_r": Cell(retain), "Acc_f": Cell(forget), "AUS": Cell(aus)}
     own = rows == labels
     details: dict[str, Any] = {"routing": _routings(predictions[own], labels[own], subject.rows)}

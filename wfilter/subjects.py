@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from wfilter import data as datasets
-from wfilter.metrics.inputs import check_labels
+from wfilter.metrics.inputs import check_labels, check_logits
 from wfilter.metrics.running import device_of, evaluating
 from wfilter.model import FilteredModel
 from wfilter.untrain import InMemory, split_batch
@@ -30,7 +30,9 @@ PAIRS = 256
 # ---- data -------------------------------------------------------------------------------------
 
 
-def as_batches(given: Any, name: str = "data", batch_size: int = 128) -> Any:
+def as_batches(
+    given: Any, name: str = "data", batch_size: int = 128, *, shuffle: int | None = None
+) -> Any:
     """Something that gives batches whenever it is looped over.
 
     Args:
@@ -38,6 +40,7 @@ def as_batches(given: Any, name: str = "data", batch_size: int = 128) -> Any:
             length and items, or batches themselves (a DataLoader, a list).
         name: What to call it in errors.
         batch_size: Of batches made here.
+        shuffle: Seed of an order for each pass, of batches made here; ``None``: as they lie.
 
     Example:
         >>> pair = (torch.zeros(5, 1, 2, 2), torch.zeros(5, dtype=torch.long))
@@ -45,22 +48,64 @@ def as_batches(given: Any, name: str = "data", batch_size: int = 128) -> Any:
         [4, 1]
     """
     if isinstance(given, datasets.ImageSet):
-        return datasets.batches(given, batch_size)
+        return datasets.batches(given, batch_size, shuffle=shuffle is not None, seed=shuffle or 0)
     if isinstance(given, InMemory):
         given = (given.images, given.labels)
     if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Tensor):
-        images, labels = _checked(given, name)
+        images, labels = checked(given, name)
+        if shuffle is not None:
+            return Shuffled(InMemory(images, labels, batch_size), shuffle)
         return list(zip(torch.split(images, batch_size), torch.split(labels, batch_size)))
     if isinstance(given, DataLoader | list | tuple):
         return given
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        return DataLoader(given, batch_size)
+        generator = torch.Generator().manual_seed(shuffle or 0)
+        return DataLoader(given, batch_size, shuffle is not None, generator=generator)
     if not hasattr(given, "__iter__") or iter(given) is given:
         raise TypeError(
             f"{name} is a {type(given).__name__}, which cannot be read twice. Pass a DataLoader, "
             "a list of batches, a dataset or a pair of tensors (images, labels)."
         )
     return given
+
+
+@dataclass
+class Shuffled:
+    """Batches of images in memory, in another order for each pass.
+
+    Example:
+        >>> data = InMemory(torch.arange(9.0), torch.arange(9), batch_size=6)
+        >>> [len(labels) for _, labels in Shuffled(data, seed=0)]
+        [6, 3]
+    """
+
+    data: InMemory
+    seed: int
+    passes: int = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self.data.labels is not None
+        self.passes += 1
+        for index in self.data.order(self.seed, self.passes):
+            yield self.data.images[index], self.data.labels[index]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Batches of any form as checked pairs of tensors, which is what rivals take.
+
+    Example:
+        >>> given = [{"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}]
+        >>> [labels.tolist() for _, labels in Pairs(given, num_classes=2, name="train")]
+        [[0, 1]]
+    """
+
+    batches: Any
+    num_classes: int
+    name: str
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return read(self.batches, self.num_classes, self.name)
 
 
 def read(batches: Any, num_classes: int, name: str = "data") -> Iterator[tuple[Tensor, Tensor]]:
@@ -73,16 +118,18 @@ def read(batches: Any, num_classes: int, name: str = "data") -> Iterator[tuple[T
     """
     empty = True
     for batch in batches:
+        images, labels = checked(batch, name)
+        if not len(labels):
+            continue
         empty = False
-        images, labels = _checked(batch, name)
-        if len(labels) and int(labels.max()) >= num_classes:
+        if int(labels.max()) >= num_classes:
             raise ValueError(
                 f"{name} has the label {int(labels.max())}, but the model knows the classes "
                 f"0..{num_classes - 1}. Give the data the model was made for."
             )
         yield images, labels.cpu()
     if empty:
-        raise ValueError(f"{name} has no batches.")
+        raise ValueError(f"{name} has no batches with images in them.")
 
 
 def take(batches: Any, num_classes: int, size: int, name: str) -> tuple[Tensor, Tensor]:
@@ -106,7 +153,13 @@ def take(batches: Any, num_classes: int, size: int, name: str) -> tuple[Tensor, 
     return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
-def _checked(batch: Any, name: str) -> tuple[Tensor, Tensor]:
+def checked(batch: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of one batch; one without labels is refused.
+
+    Example:
+        >>> checked((torch.zeros(2, 3), torch.tensor([0, 1])), "data")[1]
+        tensor([0, 1])
+    """
     images, labels = split_batch(batch)
     if not isinstance(labels, Tensor):
         raise TypeError(
@@ -194,7 +247,13 @@ class Subject:
         Args:
             images: One batch.
             rows: int64 ``(images, replicas)``.
+
+        Raises:
+            ValueError: They contain NaN, which would count as some class.
         """
+        return check_logits(self._logits(images, rows), f"the output of {self.name}")
+
+    def _logits(self, images: Tensor, rows: Tensor) -> Tensor:
         if self.filtered is not None:
             return self._mixed(self.filtered, images, rows)
         if self.shared:
@@ -240,27 +299,45 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def rows_to_try(labels: Tensor, rows: Sequence[int], retain: int | None, seed: int) -> Tensor:
-    """The rows under which each image is tried, ``(images, replicas)``.
+class RowDraw:
+    """The rows under which images are tried: an image's own and some of the others.
+
+    The others are dealt like cards, so that none comes up again before all have; every row is
+    tried about equally often, and the size of the batches makes no difference.
 
     Args:
-        labels: Of the images.
         rows: The rows under test.
-        retain: How many rows besides the image's own, drawn at random; ``None``: all.
-        seed: Of the draw.
+        retain: How many rows besides the image's own; ``None``: all.
+        seed: Of the shuffling.
 
     Example:
-        >>> rows_to_try(torch.tensor([1, 2]), [0, 1, 2], None, 0)
+        >>> RowDraw([0, 1, 2], None, seed=0)(torch.tensor([1, 2]))
         tensor([[0, 1, 2],
                 [0, 1, 2]])
-        >>> rows_to_try(torch.tensor([1, 2]), [0, 1, 2], 0, 0)
+        >>> RowDraw([0, 1, 2], 0, seed=0)(torch.tensor([1, 2]))
         tensor([[1],
                 [2]])
     """
-    offered = torch.tensor(list(rows))
-    if retain is None or retain + 1 >= len(rows):
-        return offered.expand(len(labels), -1)
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.rand(len(labels), len(offered), generator=generator)
-    scores[labels[:, None] == offered] = 2.0
-    return offered[scores.topk(retain + 1, 1).indices]
+
+    def __init__(self, rows: Sequence[int], retain: int | None, seed: int) -> None:
+        self.rows, self.offered = torch.tensor(list(rows)), set(rows)
+        self.size = len(rows) if retain is None else min(retain + 1, len(rows))
+        self.generator = torch.Generator().manual_seed(seed)
+        self.deck: list[int] = []
+
+    def __call__(self, labels: Tensor) -> Tensor:
+        """Rows for the next images, ``(images, replicas)``."""
+        if self.size == len(self.rows):
+            return self.rows.expand(len(labels), -1)
+        return torch.tensor([self._hand(label) for label in labels.tolist()])
+
+    def _hand(self, label: int) -> list[int]:
+        hand = [label] if label in self.offered else []
+        while len(hand) < self.size:
+            place = next((i for i, row in enumerate(self.deck) if row not in hand), None)
+            if place is None:
+                order = torch.randperm(len(self.rows), generator=self.generator)
+                self.deck += self.rows[order].tolist()
+            else:
+                hand.append(self.deck.pop(place))
+        return hand

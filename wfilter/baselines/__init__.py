@@ -11,6 +11,7 @@ Example:
      'ssd', 'scrub', 'salun', 'bad_teaching']
 """
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ def run(
     *,
     methods: Iterable[str] = tuple(METHODS),
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int = 0,
 ) -> dict[str, Rival]:
     """The model of each method, by name, timed.
 
@@ -74,6 +76,7 @@ def run(
         train: batches of all classes.
         methods: names from `METHODS`.
         options: keyword arguments for a method, by its name.
+        seed: of every method that draws anything, where its options do not say otherwise.
 
     Example:
         >>> import torch
@@ -89,7 +92,9 @@ def run(
     rivals = {}
     for name in methods:
         start = time.perf_counter()
-        changed = METHODS[name](model, forget, train, **options.get(name, {}))
+        draws = "seed" in inspect.signature(METHODS[name]).parameters
+        chosen = {**({"seed": seed} if draws else {}), **options.get(name, {})}
+        changed = METHODS[name](model, forget, train, **chosen)
         rivals[name] = Rival(changed, time.perf_counter() - start)
     return rivals
 
