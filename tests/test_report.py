@@ -77,6 +77,16 @@ def test_markdown_has_a_table_for_each_group_of_columns():
     assert text.count("\n### ") == 3
 
 
+def test_report_warns_of_a_retrained_model_that_is_too_weak_to_be_a_bar():
+    rows = dict(report().rows)
+    rows["original"] = {"Acc_r": Cell({0: 0.92, 2: 0.93})}
+    assert "too little" not in str(replace(report(), rows=rows))
+    rows["retrained"] = {"Acc_r": Cell({0: 0.6, 2: 0.7})}
+    weak = replace(report(), rows=rows)
+    assert "the retrained model has Acc_r 65.0, the original 92.5" in str(weak)
+    assert "too little to be a bar" in weak.to_markdown()
+
+
 def test_latex_escapes_names_and_keeps_definitions_as_comments():
     text = report().to_latex()
     assert r"rival\_x & 70.0 & 50.0" in text

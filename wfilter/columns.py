@@ -156,7 +156,8 @@ def relearn(problem: Problem) -> list[Column]:
         f"{cap}; in brackets the classes that never came back. Adam on the"
     )
     ways = {
-        "alphas": "row's alphas, straight-through where gates are exact.",
+        "alphas": "row's alphas, straight-through where gates are exact, "
+        f"learning rate {problem.budget.relearn_alpha_rate:g}.",
         "weights": "weights of the baked or unlearned model, logit masks taken off first, "
         f"learning rate {problem.budget.relearn_rate:g}.",
     }

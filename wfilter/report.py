@@ -24,6 +24,9 @@ Derived = Literal["", "worst", "gap", "routing"]
 FIRST = ("original", "retrained", "random network")
 """Methods that stand above the others: what all of them are compared with."""
 
+WEAK = 0.05
+"""How far below the original a retrained model's Acc_r may be before a report warns of it."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -302,7 +305,21 @@ class Report:
     def notes(self) -> list[str]:
         """Facts and remarks, one line each."""
         lines = [f"{name}: {plain(value)}" for name, value in self.facts.items() if value != []]
-        return [*lines, *self._routing_lines()]
+        return [*lines, *self._weak_bar(), *self._routing_lines()]
+
+    def _weak_bar(self) -> list[str]:
+        """A warning where the retrained model is no bar, for want of training."""
+        known = [self.rows.get(method, {}).get("Acc_r") for method in ("original", "retrained")]
+        if any(cell is None for cell in known):
+            return []
+        original, retrained = (cell.mean() for cell in known if cell is not None)
+        if original - retrained <= WEAK:
+            return []
+        return [
+            f"the retrained model has Acc_r {100 * retrained:.1f}, the original "
+            f"{100 * original:.1f}: it was trained too little to be a bar, and what is compared "
+            "with it says little."
+        ]
 
     def _routing_lines(self) -> list[str]:
         """Where the images of each class go, for up to ten classes of the evaluated model."""
