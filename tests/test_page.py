@@ -112,8 +112,8 @@ def test_the_table_holds_the_areas_of_the_curves_and_their_control(untrained, pa
     text = page.read_text()
     row = re.search(r"<tr><th[^>]*>digit &lt;3&gt;.*?</tr>", text).group(0)
     cells = re.findall(r"<td>([^<]*)</td>", row)
-    assert re.fullmatch(r"[01]\.\d\d \([01]\.\d\d\)", cells[4])
     assert re.fullmatch(r"[01]\.\d\d \([01]\.\d\d\)", cells[5])
+    assert re.fullmatch(r"[01]\.\d\d \([01]\.\d\d\)", cells[6])
     assert re.search(r"<tr><th[^>]*>digit &lt;4&gt;.*?<td>-</td><td>-</td>", text), "no panel"
 
 

@@ -45,7 +45,8 @@ HEADS = (
 )
 GRAPH = (
     "A line joins a class to a unit that is among its ten most closed ones. Only units of two "
-    "classes or more are shown, under their number in the layer; colours tell classes apart."
+    "classes or more are shown, under their number in the layer; colours tell classes, or "
+    "clusters of many, apart."
 )
 HEAT = "A line for each class, a column for each unit: dark units are closed when it is forgotten."
 
@@ -201,8 +202,8 @@ def _accuracies(make: Maker) -> str:
             _percent(found.forget.by_row[row]),
             _percent(found.retain.by_row[row]) if row in found.retain.by_row else "-",
             f"{closed[row]}",
-            *_areas([found.curves[row]] if row in found.curves else []),
             _route(found.routing[row], names, 1),
+            *_areas([found.curves[row]] if row in found.curves else []),
         ]
         for row in make.classes
     ]
@@ -213,8 +214,8 @@ def _accuracies(make: Maker) -> str:
         _percent(found.forget.mean),
         _percent(found.retain.mean),
         f"{sum(closed) / len(closed):.0f}",
-        *_areas(list(found.curves.values())),
         "",
+        *_areas(list(found.curves.values())),
     ]
     worst = [
         "worst class",
@@ -223,10 +224,10 @@ def _accuracies(make: Maker) -> str:
         _percent(found.retain.worst),
         *[""] * 4,
     ]
-    head = ["class", "before", "after: Acc_f", "others: Acc_r", "closed gates", "insertion"]
+    head = ["class", "before", "after: Acc_f", "others: Acc_r", "closed gates"]
     return (
         "<section><h2>Accuracy</h2>"
-        + html.table([*head, "deletion", "mostly goes to"], [*rows, mean, worst])
+        + html.table([*head, "mostly goes to", "insertion", "deletion"], [*rows, mean, worst])
         + f"<p>{COLUMNS}</p></section>"
     )
 
