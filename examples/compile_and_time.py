@@ -10,7 +10,8 @@ import torch
 from torchvision.models import resnet18
 
 import wfilter
-from wfilter.bench import bench, format_table, has_compiler, randomise
+from wfilter.bench import bench, format_table, randomise
+from wfilter.model import has_compiler
 
 images = torch.rand(16, 3, 64, 64)
 wf = randomise(

@@ -1,6 +1,8 @@
 """Every example runs, from its first line to the assert that proves its claim."""
 
+import ast
 import copy
+import importlib
 import json
 import os
 import runpy
@@ -65,6 +67,14 @@ def test_two_processes_agree():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Acc_r" in done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_that_an_example_imports_is_there(name):
+    for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("wfilter"):
+            module = importlib.import_module(str(node.module))
+            assert all(hasattr(module, alias.name) for alias in node.names), node.module
 
 
 def test_each_script_asserts_something():
