@@ -1,12 +1,17 @@
-"""Untrain a CIFAR-10 classifier and measure it on the whole test set; one JSON line per run.
+"""Untrain a classifier and measure it on the whole test set; one JSON line per run.
 
     python benchmarks/untraining.py --model resnet18-cifar --recipe distill --seed 0
     python benchmarks/untraining.py --table
+    python benchmarks/untraining.py --ablations --model resnet18-mnist --weights FILE --steps 200
 
-Data and weights come from WFILTER_DATA. Every image is shown under its own row (Acc_f), under one
-random other row (Acc_r), and under one random set of 2, 3 and 5 classes with and without its class.
-Settings of the recipe can be changed: ``--set depth=1.0 --set margin=2``. Lines go to
-``benchmarks/results/untraining.jsonl``; ``--table`` rebuilds ``untraining.md`` from them.
+Data come from WFILTER_DATA, and so do weights unless ``--weights`` names a file (one written by
+``benchmarks/originals.py``). ``--ablations`` runs the recipe with one choice changed at a time
+(``ABLATIONS``) and writes ``ablations.jsonl`` and ``ablations.md`` instead.
+
+Every image is shown under its own row (Acc_f), under one random other row (Acc_r), and under one
+random set of 2, 3 and 5 classes with and without its class. Settings of the recipe can be changed:
+``--set depth=1.0 --set margin=2``. Lines go to ``benchmarks/results/untraining.jsonl``; ``--table``
+rebuilds ``untraining.md`` from them.
 """
 
 from __future__ import annotations
@@ -30,6 +35,21 @@ from wfilter import data, zoo
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (1, 2, 3, 5)
+# The recipe with one choice undone at a time: what it is called in the table, and what it changes.
+ABLATIONS = {
+    "distill": {},
+    "rows trained alone, no sets": {"set_share": 0.0},
+    "soft gates": {"gates": "soft", "start": None},
+    "soft gates, no sets": {"gates": "soft", "start": None, "set_share": 0.0},
+    "plain Adam": {"optimiser": "adam"},
+    "no margin": {"lambda_forget": 0.0},
+    "margin 2": {"margin": 2.0},
+    "regularised, lambda_alpha 1": {"lambda_alpha": 1.0},
+    "every layer (depth 1)": {"depth": 1.0},
+    "deepest tenth (depth 0.1)": {"depth": 0.1},
+    "gates start at alpha 3": {"start": 3.0},
+    "half the pairs forget": {"forget_share": 0.5},
+}
 
 
 def random_sets(labels: Tensor, size: int, own: bool, generator: torch.Generator) -> Tensor:
@@ -89,9 +109,13 @@ def measure(
 def run(args: argparse.Namespace) -> dict:
     """One untraining, measured."""
     torch.manual_seed(args.seed)
-    model = zoo.build(f"wfilter:{args.model}", weights=zoo.weights_path(f"wfilter:{args.model}"))
+    spec = f"wfilter:{args.model}"
+    model = zoo.build(spec, weights=args.weights or zoo.weights_path(spec))
     model.to(memory_format=torch.channels_last)
-    train, test = data.load("cifar10", "train"), data.load("cifar10", "test")
+    name = "mnist" if args.model.endswith("-mnist") else "cifar10"
+    train, test = (
+        data.load(name, split, **vars(zoo.input_facts(spec))) for split in ("train", "test")
+    )
     test = test.take(torch.arange(args.skip, min(len(test), args.skip + args.test_images)))
     pick = torch.randperm(len(train), generator=torch.Generator().manual_seed(args.seed))
     images, labels = train.batch(pick[: args.train_images])
@@ -99,7 +123,8 @@ def run(args: argparse.Namespace) -> dict:
     wf = wfilter.apply_weight_filtering(model, class_names=train.class_names)
     changes = {k: ast.literal_eval(v) for k, v in (s.split("=", 1) for s in args.set)}
     recipe = dataclasses.replace(wfilter.RECIPES[args.recipe], **changes)
-    keep = Path(args.keep) / f"{args.model}-{args.name or args.recipe}-{args.seed}"
+    label = "".join(c if c.isalnum() else "-" for c in args.name or args.recipe)
+    keep = Path(args.keep) / f"{args.model}-{label}-{args.seed}"
     keep.parent.mkdir(parents=True, exist_ok=True)
     before = time.process_time()
     history = wfilter.untrain(
@@ -143,9 +168,9 @@ def run(args: argparse.Namespace) -> dict:
     }
 
 
-def table() -> str:
+def table(path: Path) -> str:
     """Mean and spread over seeds, one row per model and name."""
-    lines = [json.loads(line) for line in (RESULTS / "untraining.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     groups: dict[tuple[str, str], list[dict]] = {}
     for line in lines:
         groups.setdefault((line["model"], line["name"]), []).append(line)
@@ -155,9 +180,9 @@ def table() -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     rows = []
-    for (model, name), runs in sorted(groups.items()):
+    for (model, name), runs in groups.items():
         mean = lambda key: statistics.mean(r[key] for r in runs)  # noqa: E731, B023
-        spread = statistics.pstdev(r["acc_r"] for r in runs)
+        spread = f" ± {statistics.stdev(r['acc_r'] for r in runs):.2f}" if len(runs) > 1 else ""
         cells = []
         for size in ("2", "3", "5"):
             have = [r["sets"][size] for r in runs if size in r["sets"]]
@@ -173,7 +198,7 @@ def table() -> str:
         name = ", ".join([name, *changed])
         rows.append(
             f"| {model} | {name} | {len(runs)} | {runs[0]['steps']} x {runs[0]['batch_size']} "
-            f"| {mean('original'):.2f} | {mean('acc_r'):.2f} ± {spread:.2f} "
+            f"| {mean('original'):.2f} | {mean('acc_r'):.2f}{spread} "
             f"| {mean('acc_f'):.3f} ({max(r['acc_f_worst'] for r in runs):.2f}) "
             f"| {' | '.join(cells)} "
             f"| {mean('closed'):.2f} % | {mean('exact'):.1f} % | {mean('untrain_seconds'):.0f} |"
@@ -197,20 +222,38 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="leave out the first test images")
     parser.add_argument("--sets", action="store_true", help="measure sets for soft gates too")
     parser.add_argument("--keep", default="runs", help="folder for checkpoints and filters")
-    parser.add_argument("--out", default=str(RESULTS / "untraining.jsonl"))
+    parser.add_argument("--weights", type=Path, help="safetensors file of the original")
+    parser.add_argument("--out", type=Path, help="default: untraining.jsonl or ablations.jsonl")
     parser.add_argument("--note", default="")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="only rebuild the table")
+    parser.add_argument("--ablations", action="store_true", help="one choice changed at a time")
     args = parser.parse_args()
-    if args.table:
-        (RESULTS / "untraining.md").write_text(
-            "# Untraining on CIFAR-10, whole test set\n\nRebuilt by `python "
-            "benchmarks/untraining.py --table` from `untraining.jsonl`, which has each run's "
-            "settings, seed and commit.\n\n" + table()
-        )
-        return
-    line = run(args)
-    print(json.dumps({k: v for k, v in line.items() if k != "recipe"}))
-    with open(args.out, "a") as file:
+    args.out = args.out or RESULTS / f"{'ablations' if args.ablations else 'untraining'}.jsonl"
+    if args.ablations and not args.table:
+        done = [json.loads(line)["name"] for line in lines_of(args.out)]
+        for name in [name for name in ABLATIONS if name not in done]:
+            changes = [f"{key}={value!r}" for key, value in ABLATIONS[name].items()]
+            options = {"name": name, "set": changes, "sets": True}
+            store(run(argparse.Namespace(**{**vars(args), **options})), args.out)
+    elif not args.table:
+        store(run(args), args.out)
+    title = "What each choice of `distill` is worth" if args.ablations else "Untraining"
+    flags = "--ablations --table" if args.ablations else "--table"
+    args.out.with_suffix(".md").write_text(
+        f"# {title}\n\nWhole test set. Rebuilt by `python benchmarks/untraining.py {flags}` from "
+        f"`{args.out.name}`, which has each run's settings, seed and commit. Acc_r: one random "
+        "other row, or set without the image's class, per image; Acc_f: its own row, or a set with "
+        "its class; in brackets a logit mask's Acc_r.\n\n" + table(args.out)
+    )
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def store(line: dict, path: Path) -> None:
+    print(json.dumps({k: v for k, v in line.items() if k != "recipe"}), flush=True)
+    with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
