@@ -5,6 +5,7 @@ import errno
 import gc
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -167,12 +168,52 @@ def loader(last=None):
     return DataLoader(Dying(last), batch_size=8, num_workers=1, shuffle=False)
 
 
+def lose_a_worker(file):
+    """In a fork: torch reports a dead worker by a signal, that is anywhere, also in pytest."""
+    child = os.fork()
+    if not child:
+        try:
+            run(loader(last=20), checkpoint=file)
+        except BaseException as error:
+            file.with_suffix(".txt").write_text(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def lose_workers(folder):
+    for number in range(20):
+        lose_a_worker(Path(folder) / f"{number}.safetensors")
+
+
 @pytest.mark.slow
 def test_a_data_loader_worker_that_dies_stops_the_run_which_then_resumes_exactly(tmp_path):
-    path = tmp_path / "run.safetensors"
-    with pytest.raises(RuntimeError, match=r"DataLoader worker .* (killed|exited unexpectedly)"):
-        run(loader(last=20), checkpoint=path)
-    assert torch.equal(run(loader(), checkpoint=path, resume=True), run())
+    """Twenty times, since the worker may be gone before or after its last batch was fetched."""
+    call = f"import test_faults; test_faults.lose_workers({str(tmp_path)!r})"
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); {call}"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+    messages = [file.read_text() for file in tmp_path.glob("*.txt")]
+    early = sum("before its batch was fetched" in message for message in messages)
+    print(f"{len(messages)} workers killed, {early} before their last batch was fetched")
+    for message in messages:
+        assert re.match(r"RuntimeError: .*DataLoader worker .*(killed|exited)", message)
+    whole = run()
+    for number in range(20):
+        file = tmp_path / f"{number}.safetensors"
+        assert torch.equal(run(checkpoint=file, resume=True), whole)
+
+
+def test_a_worker_that_dies_before_its_batch_was_fetched_is_named():
+    class Loader(list):
+        num_workers = 1
+
+        def __iter__(self):
+            yield from BATCHES[:1]
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    message = r"DataLoader worker was killed before its batch was fetched .*resume=True"
+    with pytest.raises(RuntimeError, match=message):
+        run(Loader(BATCHES))
 
 
 RANK = """

@@ -3,21 +3,18 @@
 The ordinary run takes a sample of each kind of damage, ``slow`` all of it.
 """
 
+import itertools
 import json
-import os
 import pickle
 import random
 import resource
-import signal
 import struct
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import shuffle_alphas
+from kills import kill_in_a_new_process
 from safetensors import safe_open
 from torch import nn
 
@@ -400,37 +397,27 @@ def test_the_largest_nest_of_dotted_keys_that_is_read_takes_seconds(tmp_path):
 
 # ---- kill -9 while writing ----------------------------------------------------------------------
 
-WRITER = """
-import sys
-sys.path.insert(0, {tests!r})
-import test_files as t
-made = t.wfilter.apply_weight_filtering(t.network(), targets="0.*")
-print("ready", flush=True)
-number = 0
-while True:
-    number += 1
-    with t.torch.no_grad():
-        made.alphas.fill_(float(number))
-    made.save({path!r})
-"""
+
+def save_for_ever(folder):
+    """Save filters over and over, all alphas equal to the number of the save."""
+    made = wfilter.apply_weight_filtering(network(), targets="0.*")
+    path = folder / "filters.safetensors"
+    if path.exists():
+        alphas = wfilter.load(path, network(), example_input=EXAMPLE).alphas
+        assert len(alphas.unique()) == 1  # the alphas of one save, whole
+        with (folder / "saves").open("a") as saves:
+            print(int(alphas[0, 0]), file=saves)
+    (folder / "ready").touch()
+    for number in itertools.count(1):
+        with torch.no_grad():
+            made.alphas.fill_(float(number))
+        made.save(path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_kill_minus_nine_while_saving_leaves_the_old_or_the_new_file(tmp_path):
-    path = tmp_path / "filters.safetensors"
-    script = WRITER.format(tests=str(Path(__file__).parent), path=str(path))
-    chance, kills = random.Random(0), 0
-    for _ in range(20):
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.05 + 0.3 * chance.random())
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        kills += 1
-        if path.exists():
-            alphas = wfilter.load(path, network(), example_input=EXAMPLE).alphas
-            assert len(alphas.unique()) == 1  # the alphas of one save, whole
-    print("kills while saving:", kills)
-    assert path.exists()
+    kill_in_a_new_process("test_files", "save_for_ever", tmp_path, 21)
+    saves = [int(number) for number in (tmp_path / "saves").read_text().split()]
+    print(f"20 kills while saving, each followed by a load; {sum(saves)} files written")
+    assert len(saves) == 20

@@ -2,9 +2,6 @@ import copy
 import dataclasses
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,11 +9,13 @@ import digits
 import pytest
 import torch
 import torch.multiprocessing as mp
+from kills import kill_in_a_new_process
+from safetensors import safe_open
 from torch import nn
 
 import wfilter
 from wfilter.recipes import DISTILL, DISTILL_SOFT, PAPER
-from wfilter.untrain import InMemory, split_batch, untrain
+from wfilter.untrain import InMemory, Run, split_batch, untrain
 
 QUICK = dataclasses.replace(DISTILL, depth=1.0, expansion=2)
 
@@ -189,37 +188,74 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         run(checkpoint=file, resume=True)
 
 
-KILLED = """
-import sys, torch
-sys.path.insert(0, {tests!r})
-import test_untrain as t
-data = t.InMemory(*t.samples(), batch_size=8)
-wf = t.linear()
-t.untrain(wf, data, recipe=t.QUICK, steps=60, checkpoint={file!r}, checkpoint_every=1, resume=True)
-torch.save(wf.alphas.detach(), {out!r})
-"""
+@dataclasses.dataclass(frozen=True)
+class Slow(InMemory):
+    """Takes its time between batches, so that a kill can fall anywhere, and says when it runs."""
+
+    ready: Path | None = None
+
+    def order(self, seed, epoch):
+        for index in super().order(seed, epoch):
+            time.sleep(0.02)
+            yield index
+            self.ready.touch()  # the step is done
+
+
+LONG = 600
+
+
+def resume_slowly(folder):
+    """A run that goes on where its checkpoint is; when it starts, it notes from which step."""
+    file, data = folder / "run.safetensors", Slow(*samples(), 8, ready=folder / "ready")
+    if file.exists():
+        with safe_open(file, framework="pt") as opened, (folder / "steps").open("a") as steps:
+            print(json.loads(opened.metadata()["untrain"])["step"], file=steps)
+    run(data=data, steps=LONG, checkpoint=file, checkpoint_every=1, resume=True)
 
 
 @pytest.mark.slow
-def test_kill_minus_nine_at_random_moments_then_resume_gives_the_same_alphas(tmp_path):
-    whole, _ = run(steps=60)
-    out = tmp_path / "alphas.pt"
-    script = KILLED.format(
-        tests=str(Path(__file__).parent), file=str(tmp_path / "c.safetensors"), out=str(out)
-    )
-    kills = 0
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(40):
-        process = subprocess.Popen([sys.executable, "-c", script])
-        wait = 2 + 4 * float(torch.rand((), generator=generator))
-        try:
-            assert process.wait(wait if kills < 20 else 300) == 0
-            break
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-    assert torch.equal(torch.load(out), whole.alphas.detach())
+@pytest.mark.timeout(1200)
+def test_kill_minus_nine_at_twenty_random_moments_then_resume_gives_the_same_alphas(tmp_path):
+    kill_in_a_new_process("test_untrain", "resume_slowly", tmp_path)
+    steps = (tmp_path / "steps").read_text().split()
+    print("a run killed 20 times, resumed from steps", *steps)
+    assert len(set(steps)) == 19
+    resumed, _ = run(steps=LONG, checkpoint=tmp_path / "run.safetensors", resume=True)
+    assert torch.equal(resumed.alphas, run(steps=LONG)[0].alphas)
+
+
+@pytest.mark.parametrize("at", range(3, 9))
+def test_ctrl_c_inside_a_step_loses_no_batch(tmp_path, at, monkeypatch):
+    """At every kind of place in a step: before, in and after the change of the alphas."""
+    file = tmp_path / "run.safetensors"
+    places = [(Run, "_rows"), (Run, "_logits"), (torch.optim.Adam, "step"), (Run, "_record")]
+    for owner, name in places:
+        file.unlink(missing_ok=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, interrupting(getattr(owner, name), at, name == "step"))
+            _, history = run(recipe=SOFT, steps=12, checkpoint=file, checkpoint_every=1)
+            assert history.stopped == f"interrupted at step {at - 1}"
+        resumed, _ = run(recipe=SOFT, steps=12, checkpoint=file, resume=True)
+        assert torch.equal(resumed.alphas, run(recipe=SOFT, steps=12)[0].alphas)
+
+
+SOFT = dataclasses.replace(DISTILL_SOFT, depth=1.0)
+
+
+def interrupting(function, at, after):
+    """The function; its call number ``at`` ends in Ctrl-C, before or after it was done."""
+    calls = []
+
+    def wrapped(*args, **options):
+        calls.append(1)
+        if len(calls) == at and not after:
+            raise KeyboardInterrupt
+        result = function(*args, **options)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return result
+
+    return wrapped
 
 
 def test_a_bad_loss_names_the_step_and_keeps_the_last_good_alphas():

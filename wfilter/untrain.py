@@ -118,7 +118,7 @@ def untrain(
             run.go(keeper, progress)
     except KeyboardInterrupt:
         run.history.stopped = f"interrupted at step {run.step}"
-        if keeper is not None:
+        if keeper is not None and run.between_steps:
             keeper.store(run)
     return run.finish()
 
@@ -140,6 +140,7 @@ class Run:
         self.wf, self.train, self.val, self.recipe, self.seed = wf, train, val, recipe, seed
         self.history = History(recipe.to_dict(), seed)
         self.step = self.epoch = self.position = 0
+        self.between_steps = True  # False while alphas and optimiser are not those of one step
         self.best: Tensor | None = None
         self.best_loss, self.bad = math.inf, 0
         self.base_logits: dict[int, Tensor] = {}
@@ -232,13 +233,11 @@ class Run:
         if isinstance(data, InMemory):
             for number, index in enumerate(data.order(self.seed, self.epoch)):
                 if number >= self.position:
-                    self.position = number + 1
                     yield data.images[index], _take(data.labels, index), index
             return
         torch.manual_seed(self.seed * 1_000_003 + self.epoch)  # loaders shuffle by the global RNG
-        for number, batch in enumerate(data):
+        for number, batch in enumerate(_read(data)):
             if number >= self.position:
-                self.position = number + 1
                 images, labels = split_batch(batch)
                 yield images, labels, None
 
@@ -261,13 +260,16 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self._average_gradients()
+        self.between_steps = False
         self.optimiser.step()
         if before is not None and not bool(torch.isfinite(self.wf.alphas).all()):
             with torch.no_grad():
                 self.wf.alphas.copy_(before)
             raise FloatingPointError(self._advice("the alphas are no longer finite after"))
-        self.step += 1
-        return self._record(loss, logits.detach(), pairs, rows)
+        record = self._record(loss, logits.detach(), pairs, rows)
+        self.step, self.position = self.step + 1, self.position + 1
+        self.between_steps = True
+        return record
 
     def _logits(self, images: Tensor, pairs: Pairs) -> Tensor:
         forget = pairs.forget.to(self.device)
@@ -336,7 +338,7 @@ class Run:
 
     def _advice(self, what: str) -> str:
         return (
-            f"{what} step {self.step} (epoch {self.epoch}, batch {self.position - 1}). The alphas "
+            f"{what} step {self.step} (epoch {self.epoch}, batch {self.position}). The alphas "
             "of the step before are kept. Look at that batch for NaN, or lower the learning rate: "
             "dataclasses.replace(recipe, learning_rate=...)."
         )
@@ -345,7 +347,7 @@ class Run:
         right = (logits.argmax(1).cpu() == rows[pairs.sample]).float()
         own = pairs.own
         record = Record(
-            self.step,
+            self.step + 1,
             self.epoch,
             0.0,
             float(loss.detach()),
@@ -378,7 +380,7 @@ class Run:
         assert self.val is not None
         generator = torch.Generator().manual_seed(self.seed)
         values = []
-        for batch in self.val:
+        for batch in _read(self.val):
             images, labels = split_batch(batch)
             images = images.to(self.device)
             base = self.wf(images)
@@ -409,6 +411,23 @@ class Run:
 
 
 # ---- pieces of a step -------------------------------------------------------------------------
+
+
+def _read(data: Batches) -> Iterator[Any]:
+    """The batches; says what happened when a worker dies before its batch was fetched.
+
+    The tensors of a batch are handed over by the worker itself: without it torch only reports that
+    a connection broke.
+    """
+    try:
+        yield from data
+    except (ConnectionError, EOFError) as error:
+        if not getattr(data, "num_workers", 0):
+            raise
+        raise RuntimeError(
+            f"a DataLoader worker was killed before its batch was fetched ({error}). It may have "
+            "run out of memory; start again, with resume=True if there is a checkpoint."
+        ) from error
 
 
 def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
