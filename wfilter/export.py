@@ -47,7 +47,7 @@ def export(
     """Write a filtered or plain model as a graph, and check the file against the model.
 
     The graph takes ``images`` and ``forget``, any number of them; a plain model, such as a baked
-    one, only images. Labels out of range are not caught inside a graph: check them before.
+    one, only images. Labels out of range stop the graph, in the words of its runtime.
 
     Args:
         model: A `FilteredModel`, or any module that maps images to logits.
