@@ -30,8 +30,8 @@ def kill_often(function, folder: str, kills: int) -> None:
         while not ready.exists():
             assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended before it was ready"
             time.sleep(0.005)
-        ready.unlink()
         time.sleep(0.3 * chance.random())
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "it ended before it was killed"
+        ready.unlink()
