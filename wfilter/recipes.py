@@ -94,7 +94,7 @@ def _one_of(recipe: Recipe, name: str, *allowed: str) -> None:
 # lambda 1 / 10 / 1 (100 for ViT), validation five times an epoch, patience 10.
 PAPER = Recipe("paper", "paper", "sgd", 100.0, lambda_forget=10.0, lambda_alpha=1.0, expansion=3)
 PAPER_VIT = Recipe("paper-vit", "paper", "sgd", 100.0, lambda_forget=100.0, expansion=3)
-# Ours; benchmarks/results/ablations.md shows what each choice is worth.
+# Ours; `benchmarks/untraining.py --ablations` shows what each choice is worth.
 DISTILL = Recipe(
     "distill",
     "distill",
