@@ -77,6 +77,13 @@ def test_markdown_has_a_table_for_each_group_of_columns():
     assert text.count("\n### ") == 3
 
 
+def test_report_names_methods_that_were_measured_on_some_classes_only():
+    notes = [note for note in report().notes() if note.startswith("measured on")]
+    assert len(notes) == 1
+    assert notes[0].startswith("measured on cat only")
+    assert notes[0].endswith(": rival_x")
+
+
 def test_report_warns_of_a_retrained_model_that_is_too_weak_to_be_a_bar():
     rows = dict(report().rows)
     rows["original"] = {"Acc_r": Cell({0: 0.92, 2: 0.93})}

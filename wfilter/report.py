@@ -305,7 +305,21 @@ class Report:
     def notes(self) -> list[str]:
         """Facts and remarks, one line each."""
         lines = [f"{name}: {plain(value)}" for name, value in self.facts.items() if value != []]
-        return [*lines, *self._weak_bar(), *self._routing_lines()]
+        return [*lines, *self._partly_measured(), *self._weak_bar(), *self._routing_lines()]
+
+    def _partly_measured(self) -> list[str]:
+        """Methods whose means are over some of the classes, by those classes."""
+        found: dict[tuple[int, ...], list[str]] = {}
+        for method in self.methods:
+            cells = self.rows[method].values()
+            measured = tuple(sorted({row for cell in cells for row in cell.by_class}))
+            if measured and set(measured) != set(self.classes):
+                found.setdefault(measured, []).append(method)
+        return [
+            f"measured on {_listed(rows, self.class_names)} only, so not to be compared with means "
+            f"over all classes: {', '.join(methods)}"
+            for rows, methods in found.items()
+        ]
 
     def _weak_bar(self) -> list[str]:
         """A warning where the retrained model is no bar, for want of training."""
