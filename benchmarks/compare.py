@@ -1,18 +1,21 @@
 """Every metric and every rival on ResNet-18 and CIFAR-10, in one table.
 
-    WFILTER_DATA=... python benchmarks/compare.py --filters filters.safetensors
+    WFILTER_DATA=... OMP_NUM_THREADS=1 python benchmarks/compare.py
 
 writes ``benchmarks/results/compare_cifar10_resnet18.md`` and ``.json``. Each method and class is a
 JSON line in ``--lines`` as soon as it is measured; the same command, given again, goes on where it
-stopped. Without ``--filters`` the filters are untrained first. The default budget is meant for half
-an hour on one idle core: small, and stated in the table. Rivals forget one class at a time.
+stopped. Filters and the shared part of retraining are made once and stored in ``--keep``. The
+default budget is meant for an hour on one idle core: small, and stated in the table. Rivals forget
+one class at a time. A second process may take some ``--methods`` with ``--rivals-only``.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import wfilter
 from wfilter import baselines, data, zoo
@@ -43,13 +49,15 @@ class Setting:
 
 
 # The papers fine-tune on all of CIFAR-10: 5,000 images of the forgotten class, hundreds of steps.
+# Here a rival gets about the processor time that our filters need for a class.
 SETTINGS = {
     "logit_mask": Setting({}, 64, "nothing is trained."),
     "projection": Setting({}, 64, "nothing is trained; the logit is masked as well."),
     "negative_gradients": Setting(
-        {},
-        64,
-        "SGD 0.01, stops when a forget batch is at 0 % (ours: the papers give no settings).",
+        {"epochs": 20},
+        32,
+        "up to 20 passes over the forgotten class in batches of 32, SGD 0.01; stops when a batch "
+        "is at 0 % (ours: the papers give no settings).",
     ),
     "ssd": Setting(
         {},
@@ -57,64 +65,86 @@ SETTINGS = {
         "alpha 10, lambda 1 and batches of 64 as in the paper, but importances from these images.",
     ),
     "bad_teaching": Setting(
-        {"epochs": 4, "lr": 3e-4, "batch_size": 64},
+        {"epochs": 2, "lr": 3e-4, "batch_size": 16},
         64,
-        "4 epochs, Adam 3e-4, batches of 64 (paper: 1 epoch, Adam 1e-4, batches of 256).",
+        "2 epochs, Adam 3e-4, batches of 16 (paper: 1 epoch, Adam 1e-4, batches of 256).",
     ),
     "random_labels": Setting(
-        {"epochs": 2}, 64, "2 epochs, SGD 0.01 (ours: the papers give no settings)."
+        {"epochs": 1},
+        32,
+        "1 epoch, SGD 0.01, batches of 32 (ours: the papers give no settings).",
     ),
     "salun": Setting(
-        {"epochs": 3},
-        32,
-        "3 epochs, SGD 0.013, batches of 32 (paper: 10 epochs, SGD 0.013, batches of 256).",
+        {"epochs": 1},
+        16,
+        "1 epoch, SGD 0.013, batches of 16 (paper: 10 epochs, SGD 0.013, batches of 256).",
     ),
     "scrub": Setting(
-        {"epochs": 2, "max_epochs": 2, "forget_batch_size": 16, "lr": 2e-3},
-        64,
-        "2 epochs, both with a forget pass in batches of 16, SGD 2e-3 (paper: 3 epochs, 2 of them "
-        "with a forget pass in batches of 512, SGD 5e-4).",
+        {"epochs": 1, "max_epochs": 1, "forget_batch_size": 16, "lr": 2e-3},
+        32,
+        "1 epoch in batches of 32 after a forget pass in batches of 16, SGD 2e-3 (paper: 3 epochs, "
+        "2 of them with a forget pass in batches of 512, SGD 5e-4).",
     ),
     "retrained": Setting(
-        {},
-        128,
-        "SGD 0.1 one-cycle, from scratch without the class. Far from converged: see its Acc_r.",
+        {"lr": 0.02},
+        64,
+        "from scratch without the class, in two parts. Far from converged: see its Acc_r.",
     ),
 }
+UNTRAINED = ("logit_mask", "projection")
 
 
 def main() -> None:
     args = parse_arguments()
     work = Work(args)
-    for key, make in work.units():
+    for key, make in () if args.table else work.units():
         if key not in work.lines:
             start = time.perf_counter()
-            work.add(key, make())
-            print(f"{key}: {time.perf_counter() - start:.0f} s", flush=True)
+            report = make()
+            work.add(key, report)
+            print(f"{key}: {time.perf_counter() - start:.0f} s, {accuracies(report)}", flush=True)
             work.write_table()
     work.write_table()
+
+
+def accuracies(report: Report) -> str:
+    """Acc_r / Acc_f of every method in a report, where it has them."""
+    found = (
+        [(report.value(m, "Acc_r"), report.value(m, "Acc_f")) for m in report.methods]
+        if ("Acc_r" in {column.name for column in report.columns})
+        else []
+    )
+    return ", ".join(f"{100 * r:.1f} / {100 * f:.1f}" for r, f in found if r is not None)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
-    parser.add_argument("--filters", type=Path, help="filters written by wf.save")
+    parser.add_argument(
+        "--keep", type=Path, default=Path(tempfile.gettempdir()) / "wfilter-compare"
+    )
+    parser.add_argument("--filters", type=Path, help="written by wf.save; default: made here")
     parser.add_argument("--seconds", type=float, help="what untraining those filters took")
-    parser.add_argument("--untrain-steps", type=int, default=250, help="without --filters")
+    parser.add_argument("--untrain-steps", type=int, default=200, help="without --filters")
+    parser.add_argument("--rivals-only", action="store_true", help="leave our filters out")
+    parser.add_argument("--table", action="store_true", help="of the lines there are; measure none")
     parser.add_argument("--classes", type=int, nargs="+", default=[3, 1, 8])
     parser.add_argument("--methods", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--test-images", type=int, default=400)
-    parser.add_argument("--train-images", type=int, default=768, help="rivals train on these")
-    parser.add_argument("--probe-images", type=int, default=300, help="of them, for the metrics")
-    parser.add_argument("--retrain-images", type=int, default=1000)
-    parser.add_argument("--retrain-epochs", type=int, default=6)
-    parser.add_argument("--relearn-samples", type=int, default=100)
+    parser.add_argument("--test-images", type=int, default=200)
+    parser.add_argument("--train-images", type=int, default=512, help="rivals train on these")
+    parser.add_argument("--probe-images", type=int, default=100, help="of them, for the metrics")
+    parser.add_argument("--shared-images", type=int, default=8000, help="retraining, first part")
+    parser.add_argument("--shared-epochs", type=int, default=4)
+    parser.add_argument("--retrain-images", type=int, default=640, help="the second part")
+    parser.add_argument("--retrain-epochs", type=int, default=1)
+    parser.add_argument("--sample-images", type=int, default=100, help="of test, but for accuracy")
+    parser.add_argument("--relearn-samples", type=int, default=64)
     parser.add_argument("--relearn-epochs", type=int, default=2)
     parser.add_argument("--relearn-rate", type=float, default=1e-4, help="of Adam, on weights")
-    parser.add_argument("--shots", type=int, nargs="+", default=[5])
-    parser.add_argument("--shot-steps", type=int, default=4)
-    parser.add_argument("--curve-images", type=int, default=8)
+    parser.add_argument("--shots", type=int, nargs="+", default=[1])
+    parser.add_argument("--shot-steps", type=int, default=3)
+    parser.add_argument("--curve-images", type=int, default=5)
     parser.add_argument("--curve-steps", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--lines", type=Path, help="default: beside the table, .jsonl")
@@ -133,26 +163,38 @@ class Work:
         self.train = data.load("cifar10", "train", args.root)
         self.test = data.load("cifar10", "test", args.root).take(torch.arange(args.test_images))
         self.names = self.test.class_names
-        self.wf, self.seconds = self.filters()
+        args.keep.mkdir(parents=True, exist_ok=True)
+        if not args.rivals_only:
+            self.wf, self.seconds = self.filters()
+            alphas = self.wf.alphas.detach().numpy()
+            self.digest = hashlib.sha256(alphas.tobytes()).hexdigest()[:12]
         self.bench = self.make_bench(tuple(args.classes))
         self.settings = {k: v for k, v in vars(args).items() if k in NUMBERS}
-        self.digest = hashlib.sha256(self.wf.alphas.detach().numpy().tobytes()).hexdigest()[:12]
         self.lines = self.read_lines()
 
     def filters(self) -> tuple[wfilter.FilteredModel, float | None]:
-        """From a file, or made here on the rivals' images."""
-        if self.args.filters is not None:
-            return wfilter.load(self.args.filters, self.base), self.args.seconds
-        wf = wfilter.apply_weight_filtering(self.base, class_names=self.names)
-        images, labels = self.train.batch(torch.arange(self.args.train_images))
-        given = wfilter.InMemory(images, labels, batch_size=32)
-        history = wfilter.untrain(wf, given, steps=self.args.untrain_steps, seed=self.args.seed)
-        return wf, history.seconds
+        """From a file, or made here on the rivals' images and stored."""
+        args, base = self.args, copy.deepcopy(self.base)
+        if args.filters is not None:
+            return wfilter.load(args.filters, base), args.seconds
+        name = f"filters-{args.untrain_steps}-steps-{args.train_images}-images-seed-{args.seed}"
+        file = args.keep / f"{name}.safetensors"
+        if not file.exists():
+            wf = wfilter.apply_weight_filtering(base, class_names=self.names)
+            images, labels = self.train.batch(torch.arange(args.train_images))
+            given = wfilter.InMemory(images, labels, batch_size=32)
+            start = time.process_time()
+            wfilter.untrain(wf, given, steps=args.untrain_steps, seed=args.seed)
+            file.with_suffix(".seconds").write_text(str(time.process_time() - start))
+            wf.save(file)
+            base = wfilter.remove_weight_filtering(wf)
+        seconds = float(file.with_suffix(".seconds").read_text())
+        return wfilter.load(file, base), seconds
 
     def make_bench(self, rows: tuple[int, ...]) -> Bench:
         args = self.args
         budget = Budget(
-            test_images=args.test_images,
+            test_images=args.sample_images,
             train_images=args.probe_images,
             relearn_samples=args.relearn_samples,
             relearn_epochs=args.relearn_epochs,
@@ -169,17 +211,21 @@ class Work:
     # ---- what to measure ----------------------------------------------------------------------
 
     def units(self) -> Iterator[tuple[str, Any]]:
-        """A key and a function that measures, for every line; the cheap ones first."""
+        """A key and a function that measures, for every line; one class after the other."""
         classes = tuple(self.args.classes)
         named = ",".join(map(str, classes))
-        yield f"original {named}", lambda: self.measure(self.original(), but=("curves", "sets"))
-        yield f"random network {named}", lambda: report_on(self.random(), self.bench, ["probe"])
-        yield f"sets {self.digest}", self.sets
-        yield f"all rows {self.digest}", self.all_rows
+        ours = not self.args.rivals_only
+        if ours:
+            yield f"original {named}", lambda: self.measure(self.original(), but=("curves", "sets"))
+            yield f"random network {named}", lambda: report_on(self.random(), self.bench, ["probe"])
         for row in classes:
-            yield f"wfilter {self.digest} {row}", lambda row=row: self.ours(row)
+            if ours:
+                yield f"wfilter {self.digest} {row}", lambda row=row: self.ours(row)
             for method in self.args.methods:
                 yield f"{method} {row}", lambda m=method, row=row: self.rival(m, row)
+        if ours:
+            yield f"sets {self.digest}", self.sets
+            yield f"all rows {self.digest}", self.all_rows
 
     def measure(self, subject: Subject, but: tuple[str, ...] = ("sets",)) -> Report:
         return report_on(subject, self.bench, [name for name in MEASURES if name not in but])
@@ -213,17 +259,40 @@ class Work:
     def rival(self, method: str, row: int) -> Report:
         """Make the rival's model, then measure it."""
         setting, args = SETTINGS[method], self.args
-        options, count = dict(setting.options), args.train_images
+        options, count, spent = dict(setting.options), args.train_images, 0.0
         if method == "retrained":
-            options, count = {"epochs": args.retrain_epochs}, args.retrain_images
-        train = self.train.take(torch.arange(count))
-        if method not in ("logit_mask", "projection", "ssd"):
+            shared, spent = self.shared()
+            options |= {"factory": lambda: copy.deepcopy(shared), "epochs": args.retrain_epochs}
+            count = args.retrain_images
+        if method not in UNTRAINED:
             options["seed"] = args.seed
+        train = self.train.take(torch.arange(count))
         batches = data.batches(train, setting.batch_size, shuffle=True, seed=args.seed)
-        made = baselines.run(self.base, row, batches, methods=[method], options={method: options})
-        rival = made[method]
-        subject = Subject.of_models(method, {row: rival.model}, {row: rival.seconds})
+        start = time.process_time()
+        model = baselines.METHODS[method](self.base, row, batches, **options)
+        spent += time.process_time() - start
+        subject = Subject.of_models(method, {row: model}, {row: spent})
         return self.measure(subject, but=("sets", "curves"))
+
+    def shared(self) -> tuple[nn.Module, float]:
+        """The part of retraining that serves all classes under test, since it sees none of them.
+
+        Images of half the width cost a quarter.
+        """
+        args = self.args
+        name = f"shared-{args.classes}-{args.shared_images}-{args.shared_epochs}-{args.seed}"
+        file = args.keep / f"{name}.safetensors"
+        if not file.exists():
+            train = self.train.take(torch.arange(args.shared_images))
+            batches = data.batches(train, 128, shuffle=True, seed=args.seed, augment=halved)
+            options: dict[str, Any] = {"epochs": args.shared_epochs, "seed": args.seed}
+            start = time.process_time()
+            model = baselines.retrained(self.base, args.classes, batches, **options)
+            file.with_suffix(".seconds").write_text(str(time.process_time() - start))
+            save_model(model, str(file))
+        model = zoo.build(MODEL).to(memory_format=torch.channels_last)
+        load_model(model, str(file))
+        return model, float(file.with_suffix(".seconds").read_text())
 
     # ---- lines and the table ------------------------------------------------------------------
 
@@ -232,17 +301,25 @@ class Work:
         if not self.args.lines.exists():
             return {}
         found = [json.loads(line) for line in self.args.lines.read_text().splitlines()]
-        kept = [line for line in found if line["settings"] == self.settings]
+        kept = [line for line in found if line["settings"] == self.settings_of(line["key"])]
         return {line["key"]: Report.from_json(json.dumps(line["report"])) for line in kept}
+
+    def settings_of(self, key: str) -> dict[str, Any]:
+        """What must be the same for a line to be used again."""
+        method = key.split()[0]
+        return self.settings | (SETTINGS[method].options if method in SETTINGS else {})
 
     def add(self, key: str, report: Report) -> None:
         self.lines[key] = report
-        line = {"key": key, "settings": self.settings, "report": json.loads(report.to_json())}
+        settings = self.settings_of(key)
+        line = {"key": key, "settings": settings, "report": json.loads(report.to_json())}
         self.args.lines.parent.mkdir(parents=True, exist_ok=True)
-        with self.args.lines.open("a") as log:
-            log.write(json.dumps(line) + "\n")
+        with self.args.lines.open("ab", buffering=0) as log:  # one write: a second run may add too
+            log.write(json.dumps(line).encode() + b"\n")
 
     def write_table(self) -> None:
+        if self.args.rivals_only:
+            return
         keys = [key for key, _ in self.units() if key in self.lines]
         whole = f"all rows {self.digest}"
         parts = [self.lines[key] for key in keys if key != whole]
@@ -260,8 +337,13 @@ class Work:
 NUMBERS = (
     *("seed", "test_images", "train_images", "probe_images", "retrain_images", "retrain_epochs"),
     *("relearn_samples", "relearn_epochs", "shots", "shot_steps", "curve_images", "curve_steps"),
-    *("classes", "relearn_rate"),
+    *("classes", "relearn_rate", "sample_images", "shared_images", "shared_epochs"),
 )
+
+
+def halved(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Shifted, mirrored and at half the width."""
+    return F.avg_pool2d(data.shift_and_flip(images, generator, flip=True), 2)
 
 
 def heading(work: Work) -> str:
@@ -270,17 +352,28 @@ def heading(work: Work) -> str:
     notes = "\n".join(f"- {name}: {SETTINGS[name].note}" for name in args.methods)
     missing = [key for key, _ in work.units() if key not in work.lines]
     state = f"\nNot yet measured: {', '.join(missing)}.\n" if missing else ""
-    spent = "unknown" if work.seconds is None else f"{work.seconds:.0f} s in all, ten rows"
-    return f"""# ResNet-18 on CIFAR-10: every metric, every rival
+    spent = "unknown" if work.seconds is None else f"{work.seconds:.0f} s"
+    forgotten, tested = args.train_images // 10, args.test_images // 10
+    title = "every metric, every rival" + (" (unfinished: see below)" if missing else "")
+    return f"""# ResNet-18 on CIFAR-10: {title}
 
-`python benchmarks/compare.py`, one thread. Rivals forget one class at a time and train on the first
-{args.train_images:,} training images; metrics use the first {args.test_images:,} test images (about
-{args.test_images // 10} a class: a point of Acc_f is {1000 / args.test_images:.1f} %) and
-{args.probe_images} training images. The retrained model saw the first {args.retrain_images:,}
-training images {args.retrain_epochs} times, without augmentation. Seconds are wall time on a shared
-machine. Our filters: {work.digest}, untraining {spent}.
+`python benchmarks/compare.py`, one thread, one seed. Small budgets: read differences of a few
+points as noise.
+
+- All methods learn from the same first {args.train_images} training images, about {forgotten} of
+  the forgotten class. Seconds are processor time of one thread.
+- Our filters ({work.digest}): recipe distill, {args.untrain_steps} steps of 32 images, all ten rows
+  in one round: {spent}. Rivals forget one class at a time; what each took is its s/class.
+- Accuracies are of the first {args.test_images} test images, about {tested} a class: one image is
+  {100 / tested:.0f} points of a class's Acc_f. The other metrics use {args.sample_images} test and
+  {args.probe_images} training images.
+- The retrained model is a new network. Its first part is shared by the classes under test and sees
+  none of them: {args.shared_epochs} epochs of the other classes among the first
+  {args.shared_images:,} images at half the width, SGD 0.1. The second part is its own:
+  {args.retrain_epochs} epoch of the first {args.retrain_images} images without its class, SGD 0.02.
 {state}
-Settings of the rivals, which their papers chose for all 50,000 images:
+Settings of the rivals, beside what their papers chose for 50,000 images. The lines of those that
+are fine-tuned show what this budget buys, not what the methods can do with their papers':
 
 {notes}
 """
