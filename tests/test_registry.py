@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import wfilter
 from wfilter import rules
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "registry.py"
@@ -124,12 +125,21 @@ def test_forgotten_bias_gate_is_noticed(small, monkeypatch):
         registry.check(*small)
 
 
-def test_target_without_effect_is_noticed(small):
+def test_parameter_without_effect_is_noticed(small):
     model, x = small
     with torch.no_grad():
         model.norm.weight[:] = 0
     facts = registry.check(model, x)
-    assert facts["silent"] == {"conv.weight": "unexplained", "conv.bias": "unexplained"}
+    assert facts["silent"] == {"conv.weight": registry.NO_EFFECT, "conv.bias": registry.NO_EFFECT}
+
+
+def test_gate_without_effect_on_a_parameter_that_has_one_is_noticed(small, monkeypatch):
+    model, x = small
+    monkeypatch.setattr(registry, "_moves", lambda *_: 0.0)
+    wf = wfilter.apply_weight_filtering(model, example_input=x)
+    wf.alphas.grad = torch.zeros_like(wf.alphas)
+    silent = registry._silent_targets(wf, x, scale=1.0)
+    assert silent == {"conv.weight": "unexplained", "conv.bias": "unexplained"}
 
 
 def test_touched_parameter_is_noticed(small, monkeypatch):
