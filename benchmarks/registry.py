@@ -348,7 +348,7 @@ def _attempts(architecture: Architecture, full_depth: bool) -> list[tuple[Any, .
     else:
         shapes = [(3, edge, edge) for edge in EDGES] + [None]
     if architecture.name.endswith(":int8"):
-        return [(False, (3, 64, 64), torch.float32)]
+        return [(False, (3, 96, 96), torch.float32)]
     depths = [False] if full_depth else [True, False]
     tries = [(short, shape, torch.float64) for short in depths for shape in shapes]
     key = architecture.family, full_depth

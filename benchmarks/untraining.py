@@ -22,9 +22,12 @@ import dataclasses
 import json
 import math
 import platform
+import shlex
 import statistics
 import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,6 +41,7 @@ SIZES = (1, 2, 3, 5)
 # The recipe with one choice undone at a time: what it is called in the table, and what it changes.
 ABLATIONS = {
     "distill": {},
+    "no blended images": {"blend": 0.0},
     "rows trained alone, no sets": {"set_share": 0.0},
     "soft gates": {"gates": "soft", "start": None},
     "soft gates, no sets": {"gates": "soft", "start": None, "set_share": 0.0},
@@ -120,6 +124,9 @@ def run(args: argparse.Namespace) -> dict:
     pick = torch.randperm(len(train), generator=torch.Generator().manual_seed(args.seed))
     images, labels = train.batch(pick[: args.train_images])
     images = images.contiguous(memory_format=torch.channels_last)
+    augment = None
+    if args.shift:
+        augment = partial(data.shift_and_flip, pad=args.shift, flip=name == "cifar10")
     wf = wfilter.apply_weight_filtering(model, class_names=train.class_names)
     changes = {k: ast.literal_eval(v) for k, v in (s.split("=", 1) for s in args.set)}
     recipe = dataclasses.replace(wfilter.RECIPES[args.recipe], **changes)
@@ -129,7 +136,7 @@ def run(args: argparse.Namespace) -> dict:
     before = time.process_time()
     history = wfilter.untrain(
         wf,
-        wfilter.InMemory(images, labels, args.batch_size),
+        wfilter.InMemory(images, labels, args.batch_size, augment),
         recipe=recipe,
         steps=args.steps,
         seed=args.seed,
@@ -151,6 +158,7 @@ def run(args: argparse.Namespace) -> dict:
         "steps": args.steps,
         "batch_size": args.batch_size,
         "train_images": args.train_images,
+        "shift": args.shift,
         "test_images": len(test),
         "set_images": min(len(test), args.set_images),
         "skipped": args.skip,
@@ -163,6 +171,7 @@ def run(args: argparse.Namespace) -> dict:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),
+        "command": shlex.join(["python", *sys.argv]),
         "commit": commit.stdout.strip(),
         "note": args.note,
     }
@@ -217,6 +226,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--train-images", type=int, default=20_000)
+    parser.add_argument("--shift", type=int, default=0, help="pixels; CIFAR images also mirrored")
     parser.add_argument("--test-images", type=int, default=10_000)
     parser.add_argument("--set-images", type=int, default=10_000, help="test images under sets")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first test images")

@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 import wfilter
-from wfilter.recipes import DISTILL, PAPER, RowAdam, distill_pairs, get_recipe, paper_pairs
+from wfilter.recipes import (
+    DISTILL,
+    PAPER,
+    RowAdam,
+    blended,
+    distill_pairs,
+    get_recipe,
+    paper_pairs,
+)
 
 
 def generator(seed=0):
@@ -42,6 +50,21 @@ def test_distill_sets_hold_the_own_class_exactly_when_the_pair_says_so():
     sizes = pairs.forget.sum(1)
     assert sizes.min() == 1
     assert sizes.max() == DISTILL.max_set
+
+
+def test_blended_images_keep_more_than_half_of_themselves():
+    pure = torch.eye(64)  # image i is a 1 at i: an image's content can be read off
+    images, mixed = blended(pure, 0.6, generator())
+    assert 20 < mixed.sum() < 58
+    assert torch.equal(images[~mixed], pure[~mixed])
+    assert (images.argmax(1) == torch.arange(64)).all()
+    assert torch.allclose(images.sum(1), torch.ones(64))
+    assert (images[mixed].diagonal() < 1).any()
+
+
+def test_paper_objective_refuses_blended_images():
+    with pytest.raises(ValueError, match="a blended image has no label"):
+        dataclasses.replace(PAPER, blend=0.5)
 
 
 def test_distill_without_sets_gives_labels():

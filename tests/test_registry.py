@@ -20,8 +20,22 @@ spec.loader.exec_module(registry)
 # Their own attention mixes the samples of a batch: csatv2 multiplies q and k across it, gcvit
 # repeats the global query in another order than the windows.
 MIXING = {"timm/csatv2", "timm/gcvit_xxtiny"}
+# Large at any input size: with the slow tests. The rest takes two minutes.
+HEAVY = {
+    "timm/efficientvim_m1",
+    "timm/inception_v3",
+    "timm/mobilenetv5_base",
+    "timm/nextvit_small",
+    "timm/resnet50_clip",
+    "timm/samvit_base_patch16_224",
+    "timm/selecsls42",
+    "timm/vgg11",
+    "torchvision/maxvit_t",
+}
 # Hundreds of layers each, and no kind of layer that the others lack.
 SLOW = {"timm/nasnetalarge", "timm/pnasnet5large"}
+# Clones its bias and zeroes a part of it in place: no rule sees through that, so exactly, slower.
+EXACT = {"torchvision/swin_v2_t"}
 FAMILIES = [key for key in registry.REPRESENTATIVES if key not in MIXING | SLOW]
 OTHERS = [
     "timm/tf_mobilenetv3_small_minimal_100",  # pads by the shape of its weight
@@ -46,12 +60,14 @@ def known():
     return {architecture.key: architecture for architecture in registry.architectures()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("key", [*FAMILIES, *OTHERS])
+@pytest.mark.parametrize(
+    "key",
+    [pytest.param(k, marks=[pytest.mark.slow] * (k in HEAVY)) for k in [*FAMILIES, *OTHERS]],
+)
 def test_architecture_equals_the_oracle_on_the_fused_path(known, key):
     row = registry.examine(known[key])
     assert row["status"] == "pass", row
-    assert set(row["paths"]) == {"fused"}, row["exact"]
+    assert ("exact" in row["paths"]) == (key in EXACT), row["exact"]
 
 
 @pytest.mark.slow

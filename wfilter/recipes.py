@@ -34,6 +34,9 @@ class Recipe:
         forget_share: Share of pairs in which a sample forgets its own class (``distill``).
         set_share: Share of pairs with a set of 2 or more classes (``distill``).
         max_set: Largest set drawn in training.
+        blend: Share of images blended with another one of the batch, which takes less than half;
+            the base model's answer then chooses the row (``distill``). Images the base model is
+            sure of, as of those it was trained on, say little about its other classes.
         gates: ``"soft"`` sigmoids, or ``"hard"``: exactly 0 or 1 in every forward, straight-through
             gradients, and exact gates at the end.
         start: Alpha to start from when the filters are fresh; ``None`` keeps what apply set.
@@ -58,6 +61,7 @@ class Recipe:
     forget_share: float = 0.5
     set_share: float = 0.0
     max_set: int = 5
+    blend: float = 0.0
     gates: str = "soft"
     start: float | None = None
     depth: float = 1.0
@@ -70,6 +74,11 @@ class Recipe:
         _one_of(self, "schedule", "constant", "cosine")
         _one_of(self, "regulariser", "global", "layer")
         _one_of(self, "gates", "soft", "hard")
+        if self.blend and self.objective == "paper":
+            raise ValueError(
+                f"blend={self.blend} has no meaning for the paper's objective: a blended image has "
+                "no label. Use objective='distill', or blend=0."
+            )
         if self.expansion < 1 or not 0 < self.depth <= 1 or not self.learning_rate > 0:
             raise ValueError(
                 f"expansion={self.expansion} must be at least 1, depth={self.depth} in (0, 1] and "
@@ -105,6 +114,7 @@ DISTILL = Recipe(
     lambda_alpha=0.0,
     forget_share=0.3,
     set_share=0.75,
+    blend=0.6,
     gates="hard",
     start=1.0,
     depth=0.25,
@@ -218,6 +228,22 @@ def distill_pairs(
     size[torch.rand(number, generator=generator) >= recipe.set_share] = 1
     rank = scores.argsort(1, descending=True).argsort(1)
     return Pairs(sample, rank < size[:, None], own, recipe.expansion)
+
+
+def blended(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """About ``share`` of the images mixed with another one, and which they are.
+
+    Example:
+        >>> images, mixed = blended(torch.rand(8, 3, 4, 4), 1.0, torch.Generator().manual_seed(0))
+        >>> images.shape, bool(mixed.all())
+        (torch.Size([8, 3, 4, 4]), True)
+    """
+    count = len(images)
+    mixed = torch.rand(count, generator=generator) < share
+    other = torch.randperm(count, generator=generator).to(images.device)
+    weight = 0.5 + 0.5 * torch.rand(count, generator=generator)
+    weight = weight.masked_fill(~mixed, 1.0).to(images).view(-1, *[1] * (images.ndim - 1))
+    return weight * images + (1 - weight) * images[other], mixed
 
 
 class RowAdam(torch.optim.Optimizer):

@@ -381,7 +381,7 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
             "a part of this model is already compiled, and filters attached now would be ignored. "
             "Apply weight filtering first, then compile: wf.compile()."
         )
-    if any(".quantized" in type(m).__module__ for m in model.modules()):
+    if any(callable(getattr(m, "weight", None)) for m in model.modules()):  # packed: a method
         raise ValueError(
             f"this {type(model).__name__} is quantised: its int8 weights are packed where no gate "
             "reaches them. Filter the float model, then quantise wf.bake(forget=...)."

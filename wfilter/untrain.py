@@ -18,7 +18,15 @@ from wfilter import losses
 from wfilter.gates import HARD
 from wfilter.history import History, ProgressBar, Record
 from wfilter.model import FilteredModel
-from wfilter.recipes import Pairs, Recipe, RowAdam, distill_pairs, get_recipe, paper_pairs
+from wfilter.recipes import (
+    Pairs,
+    Recipe,
+    RowAdam,
+    blended,
+    distill_pairs,
+    get_recipe,
+    paper_pairs,
+)
 from wfilter.resume import Keeper
 
 Batches = Iterable[Any]
@@ -247,8 +255,13 @@ class Run:
         if isinstance(self.train, InMemory) and self.train.augment is not None:
             images, index = self.train.augment(images, generator), None
         images = images.to(self.device)
+        mixed = None
+        if self.recipe.blend:
+            (images, mixed), index = blended(images, self.recipe.blend, generator), None
         base = self._base_logits(images, index)
         rows = self._rows(labels, base, generator)
+        if mixed is not None and (labels is None or labels.ndim == 1):
+            rows = torch.where(mixed, base.argmax(1).cpu(), rows)
         pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
         pairs = pairs.share(self.rank, self.world)
         before = self.wf.alphas.detach().clone() if not self.wf.sparse else None
