@@ -913,8 +913,25 @@ def _not_passed(rows: list[dict[str, Any]]) -> str:
     others = [row for row in rows if row["status"] != "pass"]
     reasons = _group(others, lambda row: f"{row['status']}: {_one_line(row['why'])}")
     for why, group in sorted(reasons.items()):
-        lines.append(f"- {why}\n  " + ", ".join(f"`{row['key']}`" for row in group))
+        lines.append(
+            f"- {why}\n  " + ", ".join(f"`{row['key']}`" + _stands_for(row, rows) for row in group)
+        )
     return "\n".join(lines if others else [*lines, "None."]) + "\n"
+
+
+def _stands_for(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The smallest sibling of an architecture that is too large to be examined."""
+    if row["status"] != "large":
+        return ""
+    series = re.match(r"[^_0-9]+", row["key"].split("/")[1])
+    passed = [
+        other
+        for other in rows
+        if (other["family"], other["status"]) == (row["family"], "pass")
+        and re.match(r"[^_0-9]+", other["key"].split("/")[1])[0] == series[0]
+    ]
+    smallest = min(passed, key=lambda other: other["parameters"])
+    return f" (represented by `{smallest['key']}`)"
 
 
 def _one_line(text: str) -> str:

@@ -282,6 +282,10 @@ def test_bad_settings_file_is_named(capsys, tmp_path):
     assert "not valid TOML" in complaint(capsys, "untrain", "--config", path)
     path.write_text("stepz = 3")
     assert "'stepz' that is unknown" in complaint(capsys, "untrain", "--config", path)
+    path.write_text("batch_size = true")
+    assert "batch_size takes a value, not a switch" in complaint(
+        capsys, "untrain", "--config", path
+    )
 
 
 def test_bad_recipe_settings_are_named(capsys, weights):

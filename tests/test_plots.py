@@ -198,3 +198,12 @@ def test_importing_wfilter_and_plots_does_not_import_matplotlib():
     code = "import sys, wfilter.plots, wfilter.page; print('matplotlib' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+def test_plots_refuse_too_few_names(tmp_path):
+    for draw in (plots.heat_map, plots.similarity_plot):
+        with pytest.raises(ValueError, match="3 classes and 2 names"):
+            draw(torch.rand(3, 3), tmp_path / "a.png", ["cat", "dog"])
+    with pytest.raises(ValueError, match="3 classes and 2 names"):
+        plots.closed_plot(torch.tensor([1, 2, 3]), tmp_path / "a.png", ["cat", "dog"])
+    assert not list(tmp_path.iterdir())

@@ -391,3 +391,9 @@ def test_time_is_recorded():
     began = time.perf_counter()
     _, history = run(steps=2)
     assert 0 < history.seconds <= time.perf_counter() - began
+
+
+def test_train_that_is_no_iterable_is_refused():
+    wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
+    with pytest.raises(TypeError, match="train is a int, not batches"):
+        wfilter.untrain(wf, 3)

@@ -41,10 +41,14 @@ def _use_config(context: typer.Context, path: Path | None) -> Path | None:
             f"{path} has a setting {unknown[0]!r} that is unknown. Known are: {words}."
         )
     for parameter in context.command.params:
-        if getattr(parameter, "multiple", False) and isinstance(
-            given.get(str(parameter.name)), str
-        ):
-            given[str(parameter.name)] = [given[str(parameter.name)]]  # one word for a list of one
+        name = str(parameter.name)
+        value = given.get(name)
+        if getattr(parameter, "multiple", False) and isinstance(value, str):
+            given[name] = [value]  # one word for a list of one
+        if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
+            raise ValueError(
+                f"{path} has {name} = {str(value).lower()}, but {name} takes a value, not a switch."
+            )
     context.default_map = {**(context.default_map or {}), **given}
     if recipe is not None:
         context.default_map["recipe"] = recipe

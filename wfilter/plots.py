@@ -100,6 +100,7 @@ def graph_plot(
         ...     graph_plot(graph, f"{folder}/a.svg", ["cat", "dog"]).name
         'a.svg'
     """
+    _refuse_too_few(names, 1 + max(graph.classes, default=-1))
     bundled = _bundles(graph, groups) if len(graph.classes) > MANY else []
     colours = _class_colours(len(names), bundled)
     size = 8 if bundled else 11
@@ -152,6 +153,7 @@ def heat_map(
         ...     heat_map(torch.rand(3, 8), f"{folder}/a.png", ["cat", "dog", "ship"]).name
         'a.png'
     """
+    _refuse_too_few(names, len(gates))
     kept = (1 - gates).sum(0).argsort(descending=True, stable=True)[:most]
     middle = (1 - gates[:, kept]) * torch.arange(len(gates))[:, None]
     centre = middle.sum(0) / (1 - gates[:, kept]).sum(0).clamp_min(1e-9)
@@ -193,6 +195,7 @@ def similarity_plot(
         ...     similarity_plot(torch.eye(3), f"{folder}/a.png", ["cat", "dog", "ship"]).name
         'a.png'
     """
+    _refuse_too_few(names, len(similarity))
     order = class_order(similarity) if order is None else list(order)
     shown = similarity.double().clone().fill_diagonal_(float("nan"))[order][:, order]
     side = max(WIDTH, 2.2 + 0.115 * len(names))
@@ -276,6 +279,7 @@ def closed_plot(closed: Tensor, path: str | Path, names: Sequence[str]) -> Path:
         ...     closed_plot(torch.tensor([3, 5]), f"{folder}/a.png", ["cat", "dog"]).name
         'a.png'
     """
+    _refuse_too_few(names, len(closed))
     size = 8 if len(names) > MANY else 10
     with _figure(path, WIDTH, _height(len(names))) as (_, axes):
         bars = axes.barh(range(len(names)), closed.tolist(), color=BLUE, height=0.7)
@@ -387,6 +391,7 @@ def routing_plot(routing: Tensor, path: str | Path, names: Sequence[str], forget
         ...     routing_plot(torch.tensor([0.0, 1.0]), path, ["cat", "dog"], 0).name
         'a.png'
     """
+    _refuse_too_few(names, len(routing))
     order = [r for r in routing.argsort(descending=True, stable=True)[:10].tolist() if routing[r]]
     with _figure(path, WIDTH, 0.9 + 0.3 * len(order)) as (_, axes):
         colours = [ORANGE if row == forget else BLUE for row in order]
@@ -473,6 +478,11 @@ def _height(classes: int) -> float:
 def _places(items: Sequence[int]) -> dict[int, float]:
     """Items spread evenly from 0 to 1."""
     return {item: (i + 0.5) / len(items) for i, item in enumerate(items)}
+
+
+def _refuse_too_few(names: Sequence[str], classes: int) -> None:
+    if len(names) < classes:
+        raise ValueError(f"there are {classes} classes and {len(names)} names. Name every class.")
 
 
 def _class_ticks(axis: Any, names: Sequence[str]) -> None:

@@ -143,6 +143,11 @@ class Run:
         seed: int,
     ):
         wf.refuse_inside_forgetting("untrain")
+        if not isinstance(train, InMemory | Iterable):
+            raise TypeError(
+                f"train is a {type(train).__name__}, not batches. Give a DataLoader or another "
+                "iterable of (images, labels), or an InMemory set."
+            )
         wf.refuse_other_classes(train)
         wf.refuse_other_classes(val)
         self.wf, self.train, self.val, self.recipe, self.seed = wf, train, val, recipe, seed
