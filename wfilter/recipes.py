@@ -131,8 +131,9 @@ DISTILL_SOFT = Recipe(
     schedule="cosine",
     expansion=4,
     lambda_alpha=0.0,
-    margin=3.0,
+    margin=4.0,
     forget_share=0.3,
+    blend=0.5,
     patience=0,
 )
 
