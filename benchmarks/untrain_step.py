@@ -3,7 +3,8 @@
     python benchmarks/untrain_step.py --models resnet18 vgg16
 
 Also the cost of many classes: steps with 10, 1,000 and 21,841 rows. Lines go to
-``benchmarks/results/untrain_step.jsonl``. Interleaved rounds, ratios within one run.
+``benchmarks/results/untrain_step.jsonl``, the newest of each setting to ``untrain_step.md``.
+Interleaved rounds, ratios within one run.
 """
 
 from __future__ import annotations
@@ -113,7 +114,23 @@ def main() -> None:
             args.rounds,
         )
         lines += report(name, times, "fine-tuning")
-    # Many classes make the model's own head larger too: its share is shown by the base model.
+    if args.rows:
+        lines += many_classes(args, images, labels)
+    with open(args.out, "a") as file:
+        for line in lines:
+            facts = {"batch": args.batch, "size": args.size, "command": " ".join(sys.argv)}
+            facts |= bench.environment()
+            file.write(json.dumps({**line, **facts}) + "\n")
+    Path(args.out).with_suffix(".md").write_text(table(Path(args.out)))
+
+
+def many_classes(
+    args: argparse.Namespace, images: torch.Tensor, labels: torch.Tensor
+) -> list[dict]:
+    """Steps with more and more rows.
+
+    Many classes make the model's own head larger too: the base model's step shows how much.
+    """
     steps = {}
     for rows in args.rows:
         wf = wfilter.apply_weight_filtering(model_for("resnet18", rows), example_input=images[:2])
@@ -121,15 +138,29 @@ def main() -> None:
         steps[f"{rows} rows"] = untrain_step(wf, images, labels)
         steps[f"base model, {rows} outputs"] = base_step(model_for("resnet18", rows), images)
     times = interleave(steps, args.rounds)
-    lines += report("resnet18", times, f"{args.rows[0]} rows")
+    lines = report("resnet18", times, f"{args.rows[0]} rows")
     for rows in args.rows:
         names = f"{rows} rows", f"base model, {rows} outputs"
         lines += report("resnet18", {name: times[name] for name in names}, names[1])[:1]
-    with open(args.out, "a") as file:
-        for line in lines:
-            facts = {"batch": args.batch, "size": args.size, "command": " ".join(sys.argv)}
-            facts |= bench.environment()
-            file.write(json.dumps({**line, **facts}) + "\n")
+    return lines
+
+
+def table(path: Path) -> str:
+    """The newest line of every model, path and yardstick."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    newest = {(line["model"], line["path"], line["to"]): line for line in lines}
+    rows = [
+        f"| {r['model']} | {r['path']} | {r['median_ms']:.0f} | {r['ratio']:.2f} | {r['to']} "
+        f"| {r.get('rounds', '-')} |"
+        for r in newest.values()
+        if r["path"] != r["to"]
+    ]
+    head = ["| model | a step of | ms | ratio | to | rounds |", "|---|---|---:|---:|---|---:|"]
+    return (
+        "# A step of untraining\n\nMedian of the ratios within each interleaved round; commands, "
+        "batch, image size and environment are in `untrain_step.jsonl`.\n\n"
+        + "\n".join([*head, *rows, ""])
+    )
 
 
 def report(name: str, times: dict[str, list[float]], yardstick: str) -> list[dict]:
@@ -142,6 +173,7 @@ def report(name: str, times: dict[str, list[float]], yardstick: str) -> list[dic
             "median_ms": 1000 * statistics.median(seconds),
             "ratio": ratio,
             "to": yardstick,
+            "rounds": len(seconds),
         }
         lines.append(line)
         print(f"{name:10s} {path:28s} {line['median_ms']:9.1f} ms  {ratio:.2f} x {yardstick}")

@@ -20,12 +20,27 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
+# README, "Limits": its dynamo follows neither unflatten in a function mode nor id() under vmap.
+OLD_TORCH = pytest.mark.skipif(
+    torch.__version__ < torch.torch_version.TorchVersion("2.15"),
+    reason="this torch cannot compile attention, folded batch axes and gates per element",
+)
+
+
 def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["cnn", "attention", "batch-major windows", "bypassed module"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cnn",
+        pytest.param("attention", marks=OLD_TORCH),
+        pytest.param("batch-major windows", marks=OLD_TORCH),
+        "bypassed module",
+    ],
+)
 @torch.no_grad()
 def test_one_graph_serves_all_labels(name, backend, x):
     wf = apply(tiny(name), x)
@@ -52,7 +67,7 @@ def test_sets_have_a_graph_of_their_own_and_the_base_model_another(wf, x):
     assert graphs() == 3
 
 
-@pytest.mark.parametrize("granularity", ["out", "element"])
+@pytest.mark.parametrize("granularity", ["out", pytest.param("element", marks=OLD_TORCH)])
 @torch.no_grad()
 def test_exact_path_compiles_to_one_graph_too(granularity, x):
     wf = apply(tiny("layer run once"), x, targets="*", granularity=granularity)

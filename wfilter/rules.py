@@ -89,8 +89,9 @@ class LinearInWeight:
     def _others(self, args: Any, kwargs: Any) -> list[Any]:
         """All arguments but weight and bias."""
         slots = [slot for slot in (self.weight, self.bias) if slot is not None]
-        by_place = [value for i, value in enumerate(args) if all(i != s[0] for s in slots)]
-        return by_place + [v for key, v in kwargs.items() if all(key != s[1] for s in slots)]
+        places, keys = [s[0] for s in slots], [s[1] for s in slots]
+        by_place = [value for i, value in enumerate(args) if i not in places]
+        return by_place + [value for key, value in kwargs.items() if key not in keys]
 
 
 def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
@@ -103,12 +104,13 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
     out_weight, out_bias = args[11], args[12]
     parameters = [*args[5:], *kwargs.values()]  # also those of keys and values of other widths
     tensors = [p for p in (query, *parameters) if isinstance(p, Tensor)]
-    if all(mode.site(p) is None for p in tensors) and not any(map(_is_batched, tensors)):
+    if not [p for p in tensors if mode.site(p) is not None or _is_batched(p)]:
         return function(*args, **kwargs)
     masks = kwargs.get("attn_mask"), kwargs.get("key_padding_mask"), args[7], args[8]
+    masks = [mask for mask in masks if mask is not None]
     unusual = query is not key or key is not value or query.ndim != 3 or args[9]
     dropout = kwargs.get("training", True) and args[10] > 0
-    if unusual or dropout or any(m is not None for m in masks) or len(args) > 13:
+    if unusual or dropout or masks or len(args) > 13:
         mode.unknown_use(function, parameters)
         return function(*args, **kwargs)
     linear = RULES[F.linear]
