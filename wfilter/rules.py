@@ -106,8 +106,8 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
     tensors = [p for p in (query, *parameters) if isinstance(p, Tensor)]
     if not [p for p in tensors if mode.site(p) is not None or _is_batched(p)]:
         return function(*args, **kwargs)
-    masks = kwargs.get("attn_mask"), kwargs.get("key_padding_mask"), args[7], args[8]
-    masks = [mask for mask in masks if mask is not None]
+    extras = kwargs.get("attn_mask"), kwargs.get("key_padding_mask"), args[7], args[8]
+    masks = [extra for extra in extras if extra is not None]
     unusual = query is not key or key is not value or query.ndim != 3 or args[9]
     dropout = kwargs.get("training", True) and args[10] > 0
     if unusual or dropout or masks or len(args) > 13:
