@@ -1,8 +1,10 @@
-"""Every metric and every rival on ResNet-18 and CIFAR-10, in one table.
+"""Every metric and every rival on ResNet-18, in one table.
 
     WFILTER_DATA=... OMP_NUM_THREADS=1 python benchmarks/compare.py
+    ... python benchmarks/compare.py --dataset mnist --weights resnet18-mnist-s0.safetensors
 
-writes ``benchmarks/results/compare_cifar10_resnet18.md`` and ``.json``. Each method and class is a
+writes ``benchmarks/results/compare_cifar10_resnet18.md`` and ``.json``, or those of MNIST, whose
+images are small enough for a retrained model that converges. Each method and class is a
 JSON line in ``--lines`` as soon as it is measured; the same command, given again, goes on where it
 stopped. Filters and the shared part of retraining are made once and stored in ``--keep``. The
 default budget is meant for an hour on one idle core: small, and stated in the table. Rivals forget
@@ -35,8 +37,25 @@ from wfilter.measures import MEASURES, Bench
 from wfilter.report import Report
 from wfilter.subjects import Subject, run
 
-MODEL = "wfilter:resnet18-cifar"
-STEM = "compare_cifar10_resnet18"
+MODELS = {"cifar10": "wfilter:resnet18-cifar", "mnist": "wfilter:resnet18-mnist"}
+TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
+# An image of MNIST costs an eighth of one of CIFAR-10.
+DEFAULTS = {
+    "cifar10": {},
+    "mnist": {
+        "test_images": 2000,
+        "train_images": 2000,
+        "probe_images": 500,
+        "sample_images": 500,
+        "shared_images": 20_000,
+        "shared_epochs": 1,
+        "retrain_images": 4000,
+        "relearn_samples": 200,
+        "relearn_epochs": 5,
+        "shots": [1, 5, 10],
+        "curve_images": 20,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ SETTINGS = {
     "retrained": Setting(
         {"lr": 0.02},
         64,
-        "from scratch without the class, in two parts. Far from converged: see its Acc_r.",
+        "from scratch without the class, in two parts; how far it got: see its Acc_r.",
     ),
 }
 UNTRAINED = ("logit_mask", "projection")
@@ -119,6 +138,8 @@ def accuracies(report: Report) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", choices=tuple(MODELS), default="cifar10")
+    parser.add_argument("--weights", type=Path, help="of the original; default: from the data")
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
     parser.add_argument(
         "--keep", type=Path, default=Path(tempfile.gettempdir()) / "wfilter-compare"
@@ -148,8 +169,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--curve-steps", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--lines", type=Path, help="default: beside the table, .jsonl")
+    parser.set_defaults(**DEFAULTS[parser.parse_args().dataset])
     args = parser.parse_args()
-    args.lines = args.lines or args.out / f"{STEM}.jsonl"
+    args.spec, args.stem = MODELS[args.dataset], f"compare_{args.dataset}_resnet18"
+    args.lines = args.lines or args.out / f"{args.stem}.jsonl"
     return args
 
 
@@ -158,10 +181,12 @@ class Work:
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
-        model = zoo.build(MODEL, weights=zoo.weights_path(MODEL, args.root))
-        self.base = model.to(memory_format=torch.channels_last)
-        self.train = data.load("cifar10", "train", args.root)
-        self.test = data.load("cifar10", "test", args.root).take(torch.arange(args.test_images))
+        weights = args.weights or zoo.weights_path(args.spec, args.root)
+        self.base = zoo.build(args.spec, weights=weights).to(memory_format=torch.channels_last)
+        facts = vars(zoo.input_facts(args.spec))
+        self.train = data.load(args.dataset, "train", args.root, **facts)
+        test = data.load(args.dataset, "test", args.root, **facts)
+        self.test = test.take(torch.arange(args.test_images))
         self.names = self.test.class_names
         args.keep.mkdir(parents=True, exist_ok=True)
         if not args.rivals_only:
@@ -178,7 +203,7 @@ class Work:
         if args.filters is not None:
             return wfilter.load(args.filters, base), args.seconds
         name = f"filters-{args.untrain_steps}-steps-{args.train_images}-images-seed-{args.seed}"
-        file = args.keep / f"{name}.safetensors"
+        file = args.keep / f"{args.dataset}-{name}.safetensors"
         if not file.exists():
             wf = wfilter.apply_weight_filtering(base, class_names=self.names)
             images, labels = self.train.batch(torch.arange(args.train_images))
@@ -277,20 +302,21 @@ class Work:
     def shared(self) -> tuple[nn.Module, float]:
         """The part of retraining that serves all classes under test, since it sees none of them.
 
-        Images of half the width cost a quarter.
+        CIFAR images are halved in width: they cost a quarter.
         """
         args = self.args
         name = f"shared-{args.classes}-{args.shared_images}-{args.shared_epochs}-{args.seed}"
-        file = args.keep / f"{name}.safetensors"
+        file = args.keep / f"{args.dataset}-{name}.safetensors"
         if not file.exists():
             train = self.train.take(torch.arange(args.shared_images))
-            batches = data.batches(train, 128, shuffle=True, seed=args.seed, augment=halved)
+            augment = AUGMENT[args.dataset]
+            batches = data.batches(train, 128, shuffle=True, seed=args.seed, augment=augment)
             options: dict[str, Any] = {"epochs": args.shared_epochs, "seed": args.seed}
             start = time.process_time()
             model = baselines.retrained(self.base, args.classes, batches, **options)
             file.with_suffix(".seconds").write_text(str(time.process_time() - start))
             save_model(model, str(file))
-        model = zoo.build(MODEL).to(memory_format=torch.channels_last)
+        model = zoo.build(args.spec).to(memory_format=torch.channels_last)
         load_model(model, str(file))
         return model, float(file.with_suffix(".seconds").read_text())
 
@@ -327,11 +353,11 @@ class Work:
             return
         report = Report.join(parts)
         report = replace(report, facts={**report.facts, "metrics": "all"})
-        report.to_json(self.args.out / f"{STEM}.json")
+        report.to_json(self.args.out / f"{self.args.stem}.json")
         text = [heading(self), report.to_markdown()]
         if whole in self.lines:
             text.append("## All ten rows\n\n" + self.lines[whole].to_markdown())
-        (self.args.out / f"{STEM}.md").write_text("\n".join(text), encoding="utf-8")
+        (self.args.out / f"{self.args.stem}.md").write_text("\n".join(text), encoding="utf-8")
 
 
 NUMBERS = (
@@ -346,6 +372,9 @@ def halved(images: Tensor, generator: torch.Generator) -> Tensor:
     return F.avg_pool2d(data.shift_and_flip(images, generator, flip=True), 2)
 
 
+AUGMENT = {"cifar10": halved, "mnist": data.shift_and_flip}
+
+
 def heading(work: Work) -> str:
     """The title, how it was made, and where budgets differ from the papers'."""
     args = work.args
@@ -355,10 +384,11 @@ def heading(work: Work) -> str:
     spent = "unknown" if work.seconds is None else f"{work.seconds:.0f} s"
     forgotten, tested = args.train_images // 10, args.test_images // 10
     title = "every metric, every rival" + (" (unfinished: see below)" if missing else "")
-    return f"""# ResNet-18 on CIFAR-10: {title}
+    halves = " at half the width" if args.dataset == "cifar10" else ""
+    return f"""# ResNet-18 on {TITLES[args.dataset]}: {title}
 
-`python benchmarks/compare.py`, one thread, one seed. Small budgets: read differences of a few
-points as noise.
+`python benchmarks/compare.py --dataset {args.dataset}`, one thread, one seed. Small
+budgets: read differences of a few points as noise.
 
 - All methods learn from the same first {args.train_images} training images, about {forgotten} of
   the forgotten class. Seconds are processor time of one thread.
@@ -369,7 +399,7 @@ points as noise.
   {args.probe_images} training images.
 - The retrained model is a new network. Its first part is shared by the classes under test and sees
   none of them: {args.shared_epochs} epochs of the other classes among the first
-  {args.shared_images:,} images at half the width, SGD 0.1. The second part is its own:
+  {args.shared_images:,} images{halves}, SGD 0.1. The second part is its own:
   {args.retrain_epochs} epoch of the first {args.retrain_images} images without its class, SGD 0.02.
 {state}
 Settings of the rivals, beside what their papers chose for 50,000 images. The lines of those that
