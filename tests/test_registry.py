@@ -1,21 +1,18 @@
 """One architecture per timm family, and torchvision's kinds, through the checks of the sweep."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import registry
+import registry_checks as checks
+import registry_models as models
+import registry_page
 import wfilter
 from wfilter import rules
-
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "registry.py"
-spec = importlib.util.spec_from_file_location("registry", SCRIPT)
-registry = sys.modules["registry"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(registry)
 
 # Their own attention mixes the samples of a batch: csatv2 multiplies q and k across it, gcvit
 # repeats the global query in another order than the windows.
@@ -36,7 +33,7 @@ HEAVY = {
 SLOW = {"timm/nasnetalarge", "timm/pnasnet5large"}
 # Clones its bias and zeroes a part of it in place: no rule sees through that, so exactly, slower.
 EXACT = {"torchvision/swin_v2_t"}
-FAMILIES = [key for key in registry.REPRESENTATIVES if key not in MIXING | SLOW]
+FAMILIES = [key for key in models.REPRESENTATIVES if key not in MIXING | SLOW]
 OTHERS = [
     "timm/tf_mobilenetv3_small_minimal_100",  # pads by the shape of its weight
     "timm/nf_regnet_b0",  # standardised weights
@@ -57,7 +54,7 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def known():
-    return {architecture.key: architecture for architecture in registry.architectures()}
+    return {architecture.key: architecture for architecture in models.architectures()}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +62,7 @@ def known():
     [pytest.param(k, marks=[pytest.mark.slow] * (k in HEAVY)) for k in [*FAMILIES, *OTHERS]],
 )
 def test_architecture_equals_the_oracle_on_the_fused_path(known, key):
-    row = registry.examine(known[key])
+    row = checks.examine(known[key])
     assert row["status"] == "pass", row
     assert ("exact" in row["paths"]) == (key in EXACT), row["exact"]
 
@@ -73,26 +70,26 @@ def test_architecture_equals_the_oracle_on_the_fused_path(known, key):
 @pytest.mark.slow
 @pytest.mark.parametrize("key", sorted(SLOW))
 def test_architecture_with_hundreds_of_layers_equals_the_oracle(known, key):
-    assert registry.examine(known[key])["status"] == "pass"
+    assert checks.examine(known[key])["status"] == "pass"
 
 
 @pytest.mark.parametrize("key", sorted(MIXING))
 def test_architecture_that_mixes_samples_is_refused(known, key):
-    row = registry.examine(known[key])
+    row = checks.examine(known[key])
     assert row["status"] == "refused"
     assert "mixes the samples of a batch" in row["why"]
 
 
 def test_int8_architecture_is_refused(known):
-    row = registry.examine(known["quantised/quantized_resnet18:int8"])
+    row = checks.examine(known["quantised/quantized_resnet18:int8"])
     assert row["status"] == "refused"
     assert "Filter the float model" in row["why"]
 
 
 def test_every_timm_family_has_a_representative(known):
     families = {a.family for a in known.values() if a.library == "timm"}
-    assert {known[key].family for key in registry.REPRESENTATIVES} == families
-    assert len(registry.REPRESENTATIVES) == len(families)
+    assert {known[key].family for key in models.REPRESENTATIVES} == families
+    assert len(models.REPRESENTATIVES) == len(families)
 
 
 # ---- the checks themselves can fail ----------------------------------------------------------
@@ -103,7 +100,7 @@ class Small(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 6, 3)
         self.norm = nn.BatchNorm2d(6)
-        self.head = nn.Linear(6, registry.CLASSES)
+        self.head = nn.Linear(6, models.CLASSES)
 
     def forward(self, x):
         return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
@@ -112,12 +109,12 @@ class Small(nn.Module):
 @pytest.fixture
 def small():
     model = Small().double().eval()
-    registry.randomise(model)
-    return model, torch.rand(registry.SAMPLES, 3, 8, 8, dtype=torch.float64)
+    models.randomise(model)
+    return model, torch.rand(models.SAMPLES, 3, 8, 8, dtype=torch.float64)
 
 
 def test_right_model_passes(small):
-    facts = registry.check(*small)
+    facts = checks.check(*small)
     assert facts["paths"] == {"fused": 2}
     assert facts["silent"] == {}
 
@@ -125,8 +122,8 @@ def test_right_model_passes(small):
 def test_gates_of_the_wrong_sample_are_noticed(small, monkeypatch):
     right = rules.GateMode._of
     monkeypatch.setattr(rules.GateMode, "_of", lambda *a: right(*a).flip(0))
-    with pytest.raises(registry.Failed, match="sets: differs from the oracle"):
-        registry.check(*small)
+    with pytest.raises(checks.Failed, match="sets: differs from the oracle"):
+        checks.check(*small)
 
 
 def test_forgotten_bias_gate_is_noticed(small, monkeypatch):
@@ -137,32 +134,32 @@ def test_forgotten_bias_gate_is_noticed(small, monkeypatch):
 
     monkeypatch.setattr(rules.GateMode, "idle", lambda mode: [])
     monkeypatch.setattr(rules.GateMode, "gate", without_bias_gate)
-    with pytest.raises(registry.Failed, match="differs from the oracle"):
-        registry.check(*small)
+    with pytest.raises(checks.Failed, match="differs from the oracle"):
+        checks.check(*small)
 
 
 def test_parameter_without_effect_is_noticed(small):
     model, x = small
     with torch.no_grad():
         model.norm.weight[:] = 0
-    facts = registry.check(model, x)
-    assert facts["silent"] == {"conv.weight": registry.NO_EFFECT, "conv.bias": registry.NO_EFFECT}
+    facts = checks.check(model, x)
+    assert facts["silent"] == {"conv.weight": checks.NO_EFFECT, "conv.bias": checks.NO_EFFECT}
 
 
 def test_gate_without_effect_on_a_parameter_that_has_one_is_noticed(small, monkeypatch):
     model, x = small
-    monkeypatch.setattr(registry, "_moves", lambda *_: 0.0)
+    monkeypatch.setattr(checks, "_moves", lambda *_: 0.0)
     wf = wfilter.apply_weight_filtering(model, example_input=x)
     wf.alphas.grad = torch.zeros_like(wf.alphas)
-    silent = registry._silent_targets(wf, x, scale=1.0)
+    silent = checks._silent_targets(wf, x, scale=1.0)
     assert silent == {"conv.weight": "unexplained", "conv.bias": "unexplained"}
 
 
 def test_touched_parameter_is_noticed(small, monkeypatch):
     model, x = small
-    monkeypatch.setattr(registry, "_time_ratio", lambda *_: float(model.head.bias.add_(1)[0]))
-    with pytest.raises(registry.Failed, match="parameters or buffers were changed"):
-        registry.check(model.requires_grad_(False), x)
+    monkeypatch.setattr(checks, "_time_ratio", lambda *_: float(model.head.bias.add_(1)[0]))
+    with pytest.raises(checks.Failed, match="parameters or buffers were changed"):
+        checks.check(model.requires_grad_(False), x)
 
 
 # ---- building --------------------------------------------------------------------------------
@@ -172,7 +169,7 @@ def test_shortening_keeps_one_block_of_each_kind():
     narrow, wide = (lambda: nn.Linear(4, 4)), (lambda: nn.Linear(8, 8))
     blocks = [narrow(), narrow(), narrow(), nn.Linear(4, 8), wide(), wide(), wide()]
     model = nn.Sequential(nn.Sequential(*blocks))
-    assert registry.shorten(model) == 3
+    assert models.shorten(model) == 3
     assert [m.in_features for m in model[0]] == [4, 4, 4, 8]
     assert model(torch.ones(1, 4)).shape == (1, 8)
 
@@ -180,7 +177,7 @@ def test_shortening_keeps_one_block_of_each_kind():
 def test_building_without_random_init_keeps_constants():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    with registry.without_random_init():
+    with models.without_random_init():
         model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
         nn.init.trunc_normal_(model[0].weight)
     assert torch.equal(torch.get_rng_state(), before)
@@ -192,7 +189,6 @@ def test_building_without_random_init_keeps_constants():
 
 def run(monkeypatch, out, *options):
     monkeypatch.setattr(sys, "argv", ["registry.py", "--out", str(out), *options])
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     registry.main()
 
 
@@ -207,15 +203,13 @@ def test_sweep_writes_rows_and_summary_and_goes_on_where_it_stopped(tmp_path, mo
     run(monkeypatch, out, "--match", "timm/test_byobnet")
 
 
-def test_time_out_is_a_row(known, monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+def test_time_out_is_a_row(known):
     row = registry.Worker(seconds=0.1, gigabytes=10).examine(known["timm/test_vit"])
     assert row["status"] == "fail"
     assert row["why"] == "took more than 0 seconds"
 
 
-def test_too_much_memory_is_a_row(known, monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+def test_too_much_memory_is_a_row(known):
     row = registry.Worker(seconds=60, gigabytes=0.001).examine(known["timm/test_vit"])
     assert row["status"] == "large"
 
@@ -226,7 +220,7 @@ def test_summary_names_what_did_not_pass():
         {"key": "timm/a", "family": "f", "status": "fail", "why": "too\nbad", **facts},
         {"key": "timm/b", "family": "f", "status": "refused", "why": "no classifier", **facts},
     ]
-    text = registry.summarise(rows)
+    text = registry_page.summarise(rows)
     assert "**Partial: 2 of " in text
     assert "Rows by commit: unknown (2)." in text
     assert "| f | 2 | 0 | 1 | 1 | 0 | 0 | - | - |" in text
