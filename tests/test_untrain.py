@@ -68,7 +68,7 @@ def test_hard_gates_end_exactly_open_or_closed():
 
 @pytest.mark.parametrize("recipe", [QUICK, PAPER, DISTILL_SOFT], ids=lambda r: r.name)
 def test_one_seed_gives_one_result(recipe):
-    alphas = [run(recipe=recipe, seed=s)[0].alphas.detach().clone() for s in (5, 5, 6)]
+    alphas = [run(recipe=recipe, seed=s, steps=20)[0].alphas.detach() for s in (5, 5, 6)]
     assert torch.equal(alphas[0], alphas[1])
     assert not torch.equal(alphas[0], alphas[2])
 

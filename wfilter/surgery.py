@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING
 
 import torch
@@ -381,7 +382,7 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
             "a part of this model is already compiled, and filters attached now would be ignored. "
             "Apply weight filtering first, then compile: wf.compile()."
         )
-    if any(callable(getattr(m, "weight", None)) for m in model.modules()):  # packed: a method
+    if any(isinstance(getattr(m, "weight", None), MethodType) for m in model.modules()):  # packed
         raise ValueError(
             f"this {type(model).__name__} is quantised: its int8 weights are packed where no gate "
             "reaches them. Filter the float model, then quantise wf.bake(forget=...)."
