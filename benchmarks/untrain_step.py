@@ -89,6 +89,14 @@ def interleave(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, l
     return times
 
 
+def profile(step: Callable[[], None], steps: int = 3) -> str:
+    """Where the time of a step goes, by operator."""
+    with torch.profiler.profile() as found:
+        for _ in range(steps):
+            step()
+    return found.key_averages().table(sort_by="self_cpu_time_total", row_limit=12)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=["resnet18", "resnet50", "vgg16"])
@@ -96,6 +104,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--rows", nargs="*", type=int, default=[10, 1000, 21841])
+    parser.add_argument("--profile", action="store_true", help="also print time by operator")
     parser.add_argument("--out", default=str(RESULTS / "untrain_step.jsonl"))
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -105,15 +114,16 @@ def main() -> None:
         full = wfilter.apply_weight_filtering(model_for(name), example_input=images[:2])
         deep = wfilter.apply_weight_filtering(model_for(name), example_input=images[:2])
         deep.pin_open([t.name for t in deep.targets][: -(len(deep.targets) // 4)])
-        times = interleave(
-            {
-                "fine-tuning": finetune_step(model_for(name), images, labels),
-                "untraining, all targets": untrain_step(full, images, labels),
-                "untraining, deepest quarter": untrain_step(deep, images, labels),
-            },
-            args.rounds,
-        )
-        lines += report(name, times, "fine-tuning")
+        steps = {
+            "fine-tuning": finetune_step(model_for(name), images, labels),
+            "untraining, all targets": untrain_step(full, images, labels),
+            "untraining, deepest quarter": untrain_step(deep, images, labels),
+            "frozen base model, to its input": base_step(model_for(name), images),
+        }
+        lines += report(name, interleave(steps, args.rounds), "fine-tuning")
+        if args.profile:
+            for path in ("fine-tuning", "untraining, all targets"):
+                print(f"{name}, {path}\n{profile(steps[path])}")
     if args.rows:
         lines += many_classes(args, images, labels)
     with open(args.out, "a") as file:
