@@ -303,8 +303,8 @@ def table1(lines: list[dict[str, Any]]) -> str:
         "Rebuilt by `python benchmarks/paper.py --tables` from `paper.jsonl`, which has the "
         "command, seed, commit and environment of every line. Accuracies and ZRF in per cent; "
         "relearn epochs of the baked model's weights. `paper` is the paper's WF-Net, on our side "
-        "its recipe as we read it; `distill` is our recipe. A dash: not measured, or not in the "
-        "paper.",
+        "its recipe as we read it; `distill` is our recipe. A dash in the paper's column: not in the "
+        "paper; in ours: not measured, with the reason.",
         "",
         "| dataset | backbone | method | the paper: Acc_r / Acc_f / ZRF / relearn "
         "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds |",
@@ -318,7 +318,7 @@ def table1(lines: list[dict[str, Any]]) -> str:
         ours = [shown(cells[0], 2), shown(cells[1], 2), shown(cells[2], 1)]
         ours.append(shown(mean_of(found, "relearn weights"), 1))
         count = f"{len(found[0]['rows'])}, {len(found)}" if found else "-"
-        mine = " / ".join(ours) if found else "-"
+        mine = " / ".join(ours) if found else f"- ({why_not(dataset, backbone)})"
         rows.append(f"| {dataset} | {backbone} | {method} | {theirs} | {mine} | {count} |")
     return "\n".join([*rows, ""])
 
@@ -343,9 +343,16 @@ def table2(lines: list[dict[str, Any]]) -> str:
                 f"{shown(mean_of(found, name), 3)} ({shown(mean_of(found, 'random ' + name), 3)})"
                 for name in ("insertion", "deletion")
             ]
-            mine = " / ".join(cells) if found else "-"
+            mine = " / ".join(cells) if found else f"- ({why_not(dataset, backbone)})"
             rows.append(f"| {dataset} | {backbone} | {theirs} | {method} | {mine} |")
     return "\n".join([*rows, ""])
+
+
+def why_not(dataset: str, backbone: str) -> str:
+    """Why a cell of ours is empty."""
+    if dataset == "imagenet" and backbone != "vit_tiny":
+        return "no weights at hand; --random-weights tries the path"
+    return "not run: processor time"
 
 
 def keys(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
