@@ -303,8 +303,8 @@ def table1(lines: list[dict[str, Any]]) -> str:
         "Rebuilt by `python benchmarks/paper.py --tables` from `paper.jsonl`, which has the "
         "command, seed, commit and environment of every line. Accuracies and ZRF in per cent; "
         "relearn epochs of the baked model's weights. `paper` is the paper's WF-Net, on our side "
-        "its recipe as we read it; `distill` is our recipe. A dash in the paper's column: not in the "
-        "paper; in ours: not measured, with the reason.",
+        "its recipe as we read it; `distill` is our recipe. A dash in the paper's column: not in "
+        "the paper; in ours: not measured, with the reason.",
         "",
         "| dataset | backbone | method | the paper: Acc_r / Acc_f / ZRF / relearn "
         "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds |",
