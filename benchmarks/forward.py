@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -111,6 +112,9 @@ def stored(path: Path) -> list[bench.Timing]:
     fields = bench.Timing.__dataclass_fields__
     rows = {}
     for line in map(json.loads, path.read_text().splitlines()):
+        given = re.search(r"--size (\d+)", line["command"])
+        pixels = given[1] if given else MODELS[line["model"]][2]
+        line["model"] = f"{line['model']}, {pixels} px"
         row = bench.Timing(**{k: v for k, v in line.items() if k in fields})
         rows[row.model, row.batch, row.labels, row.compiled, kind(row)] = row
     return list(rows.values())
@@ -140,7 +144,7 @@ def tables(rows: list[bench.Timing]) -> str:
     """Ours, eager and compiled, then what else a user could do; all as ratios to the base model."""
     found = {(r.model, r.batch, r.labels, r.compiled, kind(r)): r for r in rows}
     keys = list(dict.fromkeys((r.model, r.batch, r.labels) for r in rows))
-    keys.sort(key=lambda key: (list(MODELS).index(key[0]), *key[1:]))
+    keys.sort(key=lambda key: (list(MODELS).index(key[0].split(",")[0]), *key))
     ours = [
         "| model | batch | labels | base, ms | forgetting(c) | mixed labels | mixed sets "
         "| base compiled, ms | mixed labels, compiled | mixed sets, compiled | compile s, base "
@@ -205,7 +209,7 @@ def plot(rows: list[bench.Timing], path: Path) -> None:
             if key in r.path
             and not r.compiled
             and not r.note
-            and r.model == "resnet18"
+            and r.model == "resnet18, 64 px"
             and r.batch == 64
         )
         if points:
