@@ -210,7 +210,8 @@ def table(path: Path) -> str:
             f"| {mean('original'):.2f} | {mean('acc_r'):.2f}{spread} "
             f"| {mean('acc_f'):.3f} ({max(r['acc_f_worst'] for r in runs):.2f}) "
             f"| {' | '.join(cells)} "
-            f"| {mean('closed'):.2f} % | {mean('exact'):.1f} % | {mean('untrain_cpu_seconds'):.0f} |"
+            f"| {mean('closed'):.2f} % | {mean('exact'):.1f} % "
+            f"| {mean('untrain_cpu_seconds'):.0f} |"
         )
     notes = sorted({f"- {r['model']}, {r['name']}: {r['note']}" for r in lines if r["note"]})
     return "\n".join([head, *rows, "", *notes, ""])
@@ -250,8 +251,8 @@ def main() -> None:
     title = "What each choice of `distill` is worth" if args.ablations else "Untraining"
     flags = "--ablations --table" if args.ablations else "--table"
     args.out.with_suffix(".md").write_text(
-        f"# {title}\n\nAccuracies over the test images each line names (`test_images`; sets: the first "
-        f"`set_images` of them). Rebuilt by `python benchmarks/untraining.py {flags}` from "
+        f"# {title}\n\nAccuracies over the test images each line names (`test_images`; sets: the "
+        f"first `set_images` of them). Rebuilt by `python benchmarks/untraining.py {flags}` from "
         f"`{args.out.name}`, which has each run's settings, seed and commit. Acc_r: one random "
         "other row, or set without the image's class, per image; Acc_f: its own row, or a set with "
         "its class; in brackets a logit mask's Acc_r.\n\n" + table(args.out)
