@@ -1,0 +1,437 @@
+"""Deep forgetting: what terms on the features do to a linear probe on the forgotten class.
+
+    OMP_NUM_THREADS=1 python benchmarks/deep.py
+    ... python benchmarks/deep.py --hard --ideas none,alike,adversary,rows,rows-ridge,rows-alike
+    ... python benchmarks/deep.py --table
+
+Every idea is a term added to the recipe's loss, made of the features that the head sees. None of
+them is in the library: see the findings in ``benchmarks/results/deep.md``. The network (64
+features before its head) is trained here on MNIST, which comes from WFILTER_DATA, and so is the
+bar: the same training without the class. Lines go to ``benchmarks/results/deep.jsonl``; ``--table``
+rebuilds ``deep.md`` from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import wfilter
+from wfilter import data, losses, metrics, zoo
+from wfilter.bench import environment
+from wfilter.recipes import Pairs
+from wfilter.untrain import Run
+
+untraining = import_module("wfilter.untrain")  # the package's attribute is the function
+
+RESULTS = Path(__file__).parent / "results"
+TARGETS = ["2.*", "5.*", "8.*"]
+HARD = {"gates": "hard", "start": 1.0, "optimiser": "row_adam", "learning_rate": 0.1}
+FINDINGS = ""
+FIGURES = ("acc_r", "acc_f", "probe_f", "probe_r")
+
+
+# ---- ideas ------------------------------------------------------------------------------------
+
+
+def _parts(base_logits: Tensor, sample: Tensor, forget: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which pairs forget themselves, which samples are kept by each, and how alike they are."""
+    gone = losses.forgotten(forget, base_logits.shape[1])
+    answer = base_logits.argmax(1)
+    keep = ~gone[:, answer]
+    rest = base_logits[sample].masked_fill(gone, -torch.inf).softmax(1)
+    weight = (rest @ base_logits.softmax(1).T + 1e-6) * keep
+    return gone.gather(1, answer[sample, None])[:, 0], keep, weight / weight.sum(1, keepdim=True)
+
+
+def _spread(h: Tensor) -> Tensor:
+    return (h - h.mean(0)).square().sum(1).mean()
+
+
+def alike(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """Towards look-alikes of other classes; retained pairs towards their own base features."""
+    own, _, weight = _parts(logits, sample, forget)
+    target = torch.where(own[:, None], weight @ h, h[sample])
+    return (f - target).square().sum(1).mean() / _spread(h)
+
+
+def alike_free(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """Towards look-alikes of other classes; retained pairs are left free."""
+    own, _, weight = _parts(logits, sample, forget)
+    return (f - weight @ h).square().sum(1)[own].mean() / _spread(h)
+
+
+def mean(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """Towards the mean of all other classes."""
+    own, keep, _ = _parts(logits, sample, forget)
+    centre = keep.to(h) @ h / keep.sum(1, keepdim=True)
+    return (f - centre).square().sum(1)[own].mean() / _spread(h)
+
+
+def nearest(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """Towards the nearest base features of a sample of another class."""
+    own, keep, _ = _parts(logits, sample, forget)
+    distance = (f[:, None] - h).square().sum(2).masked_fill(~keep, torch.inf)
+    return distance.amin(1)[own].mean() / _spread(h)
+
+
+def mmd(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """Maximum mean discrepancy of each class's forgotten pairs to the retained ones of others."""
+    own, _, _ = _parts(logits, sample, forget)
+    label = logits.argmax(1)[sample]
+    ours, others = f[own], f[~own]
+    same = (label[own][:, None] == label[own]).to(f)
+    other = (label[own][:, None] != label[~own]).to(f)
+    near = (_kernel(ours, ours, h) * same).sum(1) / same.sum(1)
+    far = (_kernel(ours, others, h) * other).sum(1) / other.sum(1)
+    return (near - 2 * far).mean()
+
+
+def _kernel(x: Tensor, y: Tensor, h: Tensor) -> Tensor:
+    distance = (x[:, None] - y).square().sum(2) / _spread(h)
+    return sum((torch.exp(-width * distance) for width in (0.25, 1.0, 4.0)), torch.zeros(()))
+
+
+def fisher(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """Towards the means of look-alike classes, in units of the scatter within classes."""
+    own, _, _ = _parts(logits, sample, forget)
+    answer, retained = logits.argmax(1)[sample], f[~own]
+    member = F.one_hot(answer[~own], logits.shape[1]).to(f)
+    means = member.T @ retained / member.sum(0).clamp(min=1)[:, None]
+    rest = retained - means[answer[~own]]
+    scatter = (rest.T @ rest / len(rest)).detach()
+    ridged = scatter + (0.05 * scatter.diagonal().mean() + 1e-6) * torch.eye(len(scatter))
+    factor = torch.linalg.cholesky(ridged)
+    x, m = (torch.linalg.solve_triangular(factor, y.T, upper=False).T for y in (f[own], means))
+    gone = losses.forgotten(forget, logits.shape[1]) | (member.sum(0) == 0)
+    weight = logits[sample].masked_fill(gone, -torch.inf).softmax(1)[own]
+    return ((x[:, None] - m).square().sum(2) * weight).sum(1).mean() / f.shape[1]
+
+
+def ridge(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """Explained variance of a ridge regression, one row per step: the class against the rest."""
+    own, _, _ = _parts(logits, sample, forget)
+    return _explained(f, own, (~own).to(f))
+
+
+def ridge_alike(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
+    """The same, but the rest counts by how alike it is to the class."""
+    own, _, weight = _parts(logits, sample, forget)
+    return _explained(f, own, weight[own].sum(0)[sample] * ~own)
+
+
+def _explained(f: Tensor, own: Tensor, others: Tensor) -> Tensor:
+    if int(own.sum()) < 2:
+        return f.sum() * 0
+    weight = torch.where(own, 0.5 / own.sum(), 0.5 * others / others.sum())  # two equal halves
+    z = f - (weight[:, None] * f).sum(0)
+    variance = (weight[:, None] * z.square()).sum(0)
+    z = z / (variance + 1e-3 * variance.mean().detach() + 1e-8).sqrt()
+    gram = z.T @ (weight[:, None] * z) + 0.01 * torch.eye(z.shape[1])
+    slope = z.T @ (weight * (own.to(f) - 0.5))
+    return 4 * (slope @ torch.linalg.solve(gram, slope))
+
+
+class Adversary:
+    """A linear probe for each row, trained along; forgotten pairs are to fool it."""
+
+    def __init__(self) -> None:
+        self.weight: Tensor | None = None
+
+    def __call__(
+        self, f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor
+    ) -> Tensor:
+        own, _, _ = _parts(logits, sample, forget)
+        classes, answer = logits.shape[1], logits.argmax(1)[sample]
+        gone = losses.forgotten(forget, classes)
+        row = torch.where(own, answer, gone.float().multinomial(1)[:, 0])  # of a set, one class
+        if self.weight is None:
+            self.weight = torch.zeros(classes, h.shape[1] + 1, classes, requires_grad=True)
+            self.optimiser = torch.optim.Adam([self.weight], 0.03)
+        z = F.pad((f - h.mean(0)) / (h.std(0) + 1e-3), (0, 1), value=1.0)
+        for _ in range(3):
+            guess = torch.einsum("pw,pwc->pc", z.detach(), self.weight[row])
+            loss = F.cross_entropy(guess, answer) + 1e-4 * self.weight.square().sum()
+            self.optimiser.zero_grad()
+            loss.backward()
+            self.optimiser.step()
+        guess = torch.einsum("pw,pwc->pc", z, self.weight.detach()[row])
+        target = logits[sample].masked_fill(gone, -torch.inf).softmax(1)
+        return F.cross_entropy(guess[own], target[own])
+
+
+Term = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+IDEAS: dict[str, tuple[str, Callable[[], Term] | None]] = {
+    "none": ("no term: only the logits are untrained", None),
+    "alike": (
+        "to look-alikes of other classes; retained ones to their base features",
+        lambda: alike,
+    ),
+    "alike-free": ("to look-alikes of other classes; retained ones left free", lambda: alike_free),
+    "mean": ("to the mean of the other classes", lambda: mean),
+    "nearest": ("to the nearest sample of another class", lambda: nearest),
+    "mmd": ("small discrepancy (MMD) between forgotten and retained features", lambda: mmd),
+    "fisher": (
+        "to the means of look-alike classes, in units of the scatter within",
+        lambda: fisher,
+    ),
+    "adversary": ("fool a linear probe for each row that is trained along", Adversary),
+    "closed": ("no term, but closed gates are rewarded (`lambda_alpha` -5)", None),
+    "rows": ("no term; each step has one row, for 256 images, instead of mixed pairs", None),
+    "rows-ridge": (
+        "as `rows`; small explained variance of a ridge probe on the batch",
+        lambda: ridge,
+    ),
+    "rows-alike": ("the same, the rest weighted by how alike it is", lambda: ridge_alike),
+}
+
+
+class Deep(Run):
+    """Untraining that also computes ``extra``, a term on what the head sees."""
+
+    term: Term | None = None
+    weight = 0.0
+
+    def _base_logits(self, images: Tensor, index: Tensor | None) -> Tensor:
+        with self._tap() as seen:
+            self.base_logits_now = super()._base_logits(images, None)
+        self.base_features = seen[-1].detach()
+        return self.base_logits_now
+
+    def _logits(self, images: Tensor, pairs: Pairs) -> Tensor:
+        with self._tap() as seen:
+            logits = super()._logits(images, pairs)
+        self.extra = logits.new_zeros(())
+        if self.term is not None:
+            known = seen[-1], self.base_features, self.base_logits_now
+            self.extra = self.weight * self.term(*known, pairs.sample, pairs.forget)
+        return logits
+
+    @contextmanager
+    def _tap(self) -> Iterator[list[Tensor]]:
+        seen: list[Tensor] = []
+        head = metrics.find_head(self.wf.base)
+        handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            yield seen
+        finally:
+            handle.remove()
+
+
+# ---- problems ---------------------------------------------------------------------------------
+
+
+Images = tuple[Tensor, Tensor]
+
+
+def mlp() -> nn.Module:
+    """Four linear layers on 14 x 14 pixels; the head sees 64 features."""
+    layers: list[nn.Module] = [nn.AvgPool2d(2), nn.Flatten()]
+    for inputs, outputs in ((196, 128), (128, 128), (128, 64)):
+        layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
+def trained(train: Images, steps: int, seed: int) -> nn.Module:
+    """One cycle of AdamW in batches of 128."""
+    torch.manual_seed(seed)
+    model = mlp().train()
+    optimiser = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.05)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps, pct_start=0.2)
+    images, labels = train
+    for _ in range(steps):
+        pick = torch.randint(len(labels), (128,))
+        optimiser.zero_grad()
+        F.cross_entropy(model(images[pick]), labels[pick]).backward()
+        optimiser.step()
+        cycle.step()
+    return model.eval()
+
+
+@dataclasses.dataclass
+class Problem:
+    """A network and its images."""
+
+    original: nn.Module
+    train: Images
+    test: Images
+
+
+def problem(args: argparse.Namespace) -> Problem:
+    facts = vars(zoo.input_facts("wfilter:resnet18-mnist"))
+    train, test = (data.load("mnist", split, **facts) for split in ("train", "test"))
+    seen = train.batch(torch.arange(args.train_images))
+    original = trained(seen, args.train_steps, args.seed)
+    return Problem(original, seen, test.batch(torch.arange(args.test_images)))
+
+
+# ---- measuring --------------------------------------------------------------------------------
+
+
+def untrained(at: Problem, args: argparse.Namespace, idea: str) -> wfilter.FilteredModel:
+    """The filters of one idea."""
+    wf = wfilter.apply_weight_filtering(
+        copy.deepcopy(at.original), targets=TARGETS, example_input=at.test[0][:1]
+    )
+    changes = HARD if args.hard else {}
+    if idea == "closed":
+        changes = changes | {"lambda_alpha": -5.0}
+    recipe = dataclasses.replace(wfilter.RECIPES["distill-soft"], **changes)
+    rows = idea.startswith("rows")
+    images = wfilter.InMemory(*at.train, 256 if rows else args.batch_size)
+    run = Deep(wf, images, None, recipe, args.seed)
+    run.term, run.weight = (make() if (make := IDEAS[idea][1]) else None), args.deep
+    run.plan(None, args.row_steps * len(args.rows) if rows else args.steps, None, False, False)
+    objective = untraining._objective
+    with ExitStack() as stack:
+        added = lambda *given: objective(*given) + run.extra  # noqa: E731
+        stack.enter_context(patch.object(untraining, "_objective", added))
+        if rows:
+            stack.enter_context(
+                patch.object(untraining, "distill_pairs", partial(one_row, args.rows))
+            )
+        run.go(None, False)
+    run.finish()
+    return wf
+
+
+def one_row(
+    rows: Sequence[int], labels: Tensor, classes: int, recipe: Any, generator: torch.Generator
+) -> Pairs:
+    """All samples of a step under one of the rows."""
+    row = rows[int(torch.randint(len(rows), (1,), generator=generator))]
+    return Pairs(torch.arange(len(labels)), torch.full_like(labels, row), labels == row)
+
+
+def probed(
+    model_of: Callable[[int], nn.Module], at: Problem, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Acc_r, Acc_f and the linear probe of every row's model, in per cent."""
+    images, labels = at.train
+    fit, test = [(images[: args.probe_images], labels[: args.probe_images])], [at.test]
+    found: dict[str, list[float]] = {key: [] for key in FIGURES}
+    for row in args.rows:
+        model = model_of(row)
+        seen = (*metrics.collect_features(model, fit), *metrics.collect_features(model, test))
+        by_class = metrics.linear_probe(*seen, max_iter=3000).by_class
+        logits, labels = metrics.collect_logits(model, test)
+        right = (logits.argmax(1) == labels).float()
+        others = [value for label, value in by_class.items() if label != row]
+        halves = (float(right[labels != row].mean()), float(right[labels == row].mean()))
+        for key, value in zip(FIGURES, (*halves, by_class[row], statistics.mean(others))):
+            found[key].append(round(100 * value, 2))
+    return {key: round(statistics.mean(v), 2) for key, v in found.items()} | {"by_row": found}
+
+
+def measure(at: Problem, args: argparse.Namespace, idea: str) -> dict[str, Any]:
+    began = time.perf_counter()
+    images, labels = at.train
+    if idea == "original":
+        figures = probed(lambda row: at.original, at, args)
+    elif idea == "retrained":
+        without = lambda row: (images[labels != row], labels[labels != row])  # noqa: E731
+        steps, seed = args.train_steps, args.seed
+        figures = probed(lambda row: trained(without(row), steps, seed), at, args)
+    else:
+        wf = untrained(at, args, idea)
+        figures = probed(lambda row: wf.bake(row).eval(), at, args)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    trained_only = idea in ("original", "retrained")
+    plain = trained_only or IDEAS[idea][1] is None
+    return {
+        "idea": idea,
+        "deep": 0.0 if plain else args.deep,
+        "gates": "-" if trained_only else "hard" if args.hard else "soft",
+        **figures,
+        "rows": args.rows,
+        "seed": args.seed,
+        "steps": args.steps,
+        "row_steps": args.row_steps,
+        "batch_size": args.batch_size,
+        "train_steps": args.train_steps,
+        "train_images": args.train_images,
+        "test_images": args.test_images,
+        "probe_images": args.probe_images,
+        "seconds": round(time.perf_counter() - began, 1),
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit.stdout.strip(),
+        **environment(),
+    }
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """One row for each kind of gate, idea and weight: means over classes and seeds."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        key = line["gates"], line["idea"], f"{line['deep']:g}"
+        groups.setdefault(key, []).append(line)
+    rows = [
+        "| gates | term | deep | seeds | Acc_r | Acc_f | probe f | by class | probe r |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for key, runs in groups.items():
+        mean = {name: statistics.mean(run[name] for run in runs) for name in FIGURES}
+        every = [value for run in runs for value in run["by_row"]["probe_f"]]
+        rows.append(
+            f"| {' | '.join(key)} | {len(runs)} | {mean['acc_r']:.1f} | {mean['acc_f']:.1f} "
+            f"| {mean['probe_f']:.1f} | {min(every):.0f} to {max(every):.0f} "
+            f"| {mean['probe_r']:.1f} |"
+        )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ideas", default=",".join(("original", "retrained", *IDEAS)))
+    parser.add_argument("--deep", type=float, default=1.0, help="weight of the term")
+    parser.add_argument("--rows", type=int, nargs="+", default=[0, 3, 5, 8, 9])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--row-steps", type=int, default=40, help="for each class, of rows...")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--hard", action="store_true", help="exact gates")
+    parser.add_argument("--train-images", type=int, default=12_000)
+    parser.add_argument("--test-images", type=int, default=3000)
+    parser.add_argument("--train-steps", type=int, default=250, help="of original and bar")
+    parser.add_argument("--probe-images", type=int, default=2000, help="to fit it")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS / "deep.jsonl")
+    parser.add_argument("--table", action="store_true", help="only rebuild the table")
+    args = parser.parse_args()
+    at = None if args.table else problem(args)
+    for idea in [] if at is None else args.ideas.split(","):
+        line = measure(at, args, idea)
+        print(idea, {key: line[key] for key in (*FIGURES, "seconds")}, flush=True)
+        with args.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    lines = [json.loads(line) for line in args.out.read_text().splitlines()]
+    what = "\n".join(f"- `{idea}`: {text}." for idea, (text, _) in IDEAS.items())
+    args.out.with_suffix(".md").write_text(
+        "# Deep forgetting\n\nRebuilt by `python benchmarks/deep.py --table` from "
+        f"`{args.out.name}`, which has each run's command, seed, commit and environment. In per "
+        "cent, means over some classes forgotten one at a time: probe f is the test accuracy, on "
+        "the forgotten class, of a logistic regression on the penultimate features of all classes; "
+        "probe r the same on the others. The bar for probe f is `retrained`, not zero.\n\n"
+        f"{table(lines)}\n\n{what}\n{FINDINGS}"
+    )
+
+
+if __name__ == "__main__":
+    main()
