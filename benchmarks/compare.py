@@ -203,7 +203,8 @@ class Work:
         if args.filters is not None:
             return wfilter.load(args.filters, base), args.seconds
         name = f"filters-{args.untrain_steps}-steps-{args.train_images}-images-seed-{args.seed}"
-        file = args.keep / f"{args.dataset}-{name}.safetensors"
+        recipe = hashlib.sha256(str(wfilter.RECIPES["distill"]).encode()).hexdigest()[:8]
+        file = args.keep / f"{args.dataset}-{recipe}-{name}.safetensors"
         if not file.exists():
             wf = wfilter.apply_weight_filtering(base, class_names=self.names)
             images, labels = self.train.batch(torch.arange(args.train_images))

@@ -112,7 +112,7 @@ def stored(path: Path) -> list[bench.Timing]:
     fields = bench.Timing.__dataclass_fields__
     rows = {}
     for line in map(json.loads, path.read_text().splitlines()):
-        given = re.search(r"--size (\d+)", line["command"])
+        given = re.search(r"--size[ =](\d+)", line["command"])
         pixels = given[1] if given else MODELS[line["model"]][2]
         line["model"] = f"{line['model']}, {pixels} px"
         row = bench.Timing(**{k: v for k, v in line.items() if k in fields})

@@ -93,7 +93,9 @@ def measure(wf: wfilter.FilteredModel, tokens: Tensor, labels: Tensor, rows: int
         hits["original"].append(wf(x).argmax(1) == y)
         hits["acc_f"].append(wf(x, forget=y).argmax(1) == y)
         for _ in range(rows):
-            other = (y + torch.randint(1, wf.num_classes, y.shape, generator=generator)) % 1000
+            other = (
+                y + torch.randint(1, wf.num_classes, y.shape, generator=generator)
+            ) % wf.num_classes
             hits["acc_r"].append(wf(x, forget=other).argmax(1) == y)
     return {k: round(100 * torch.cat(v).float().mean().item(), 3) for k, v in hits.items()}
 
@@ -125,8 +127,9 @@ def main() -> None:
     args.keep.mkdir(parents=True, exist_ok=True)
     vit = zoo.build(SPEC, weights=zoo.weights_path(SPEC)).eval()
     stem = args.keep / f"imagenet-block{args.first}"
-    train = extract(vit, args.first, data.load("imagenet"), args.views, Path(f"{stem}-train.pt"))
-    test = extract(vit, args.first, data.load("imagenet", "test"), 1, Path(f"{stem}-test.pt"))
+    images, held_out = data.load("imagenet"), data.load("imagenet", "test")
+    train = extract(vit, args.first, images, args.views, Path(f"{stem}-train{args.views}.pt"))
+    test = extract(vit, args.first, held_out, 1, Path(f"{stem}-test.pt"))
 
     targets = tuple(f"blocks.{i}.*.weight" for i in range(args.first, len(vit.blocks)))
     wf = wfilter.apply_weight_filtering(
@@ -147,17 +150,12 @@ def main() -> None:
     figures = measure(wf, *test, args.rows)
     print(json.dumps({**figures, "closed": round(100 * closed, 2), "cpu_seconds": round(seconds)}))
 
-    names = train_names()
     whole = wfilter.apply_weight_filtering(zoo.build(SPEC, weights=zoo.weights_path(SPEC)),
-                                           targets=targets, class_names=names)  # fmt: skip
+                                           targets=targets, class_names=images.class_names)  # fmt: skip
     with torch.no_grad():
         for name, alpha in wf.alpha.items():
             whole.alpha[name].copy_(alpha)
     whole.save(args.keep / "imagenet-vit_tiny.safetensors")
-
-
-def train_names() -> tuple[str, ...]:
-    return tuple(data.load("imagenet", "test").class_names)
 
 
 if __name__ == "__main__":

@@ -351,8 +351,8 @@ def table2(lines: list[dict[str, Any]]) -> str:
 def why_not(dataset: str, backbone: str) -> str:
     """Why a cell of ours is empty."""
     if dataset == "imagenet" and backbone != "vit_tiny":
-        return "no weights at hand; --random-weights tries the path"
-    return "not run: processor time"
+        return "no weights among the data; --random-weights tries the path"
+    return "not run"
 
 
 def keys(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:

@@ -145,8 +145,8 @@ def _stands_for(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         if (other["family"], other["status"]) == (row["family"], "pass")
         and re.match(r"[^_0-9]+", other["key"].split("/")[1])[0] == series[0]
     ]
-    smallest = min(passed, key=lambda other: other["parameters"])
-    return f" (represented by `{smallest['key']}`)"
+    smallest = min(passed, key=lambda other: other["parameters"], default=None)
+    return f" (represented by `{smallest['key']}`)" if smallest else ""
 
 
 def _one_line(text: str) -> str:

@@ -158,14 +158,19 @@ def many_classes(
 def table(path: Path) -> str:
     """The newest line of every model, path and yardstick."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    newest = {(line["model"], line["path"], line["to"]): line for line in lines}
+    settings = ("model", "path", "to", "batch", "size")
+    newest = {tuple(line[key] for key in settings): line for line in lines}
     rows = [
-        f"| {r['model']} | {r['path']} | {r['median_ms']:.0f} | {r['ratio']:.2f} | {r['to']} "
+        f"| {r['model']} | {r['batch']} x {r['size']} px | {r['path']} | {r['median_ms']:.0f} "
+        f"| {r['ratio']:.2f} | {r['to']} "
         f"| {r.get('rounds', '-')} |"
         for r in newest.values()
         if r["path"] != r["to"]
     ]
-    head = ["| model | a step of | ms | ratio | to | rounds |", "|---|---|---:|---:|---|---:|"]
+    head = [
+        "| model | images | a step of | ms | ratio | to | rounds |",
+        "|---|---|---|---:|---:|---|---:|",
+    ]
     return (
         "# A step of untraining\n\nMedian of the ratios within each interleaved round; commands, "
         "batch, image size and environment are in `untrain_step.jsonl`.\n\n"

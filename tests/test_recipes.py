@@ -9,7 +9,7 @@ from wfilter.recipes import (
     DISTILL,
     PAPER,
     RowAdam,
-    blended,
+    blend,
     distill_pairs,
     get_recipe,
     paper_pairs,
@@ -54,12 +54,34 @@ def test_distill_sets_hold_the_own_class_exactly_when_the_pair_says_so():
 
 def test_blended_images_keep_more_than_half_of_themselves():
     pure = torch.eye(64)  # image i is a 1 at i: an image's content can be read off
-    images, mixed = blended(pure, 0.6, generator())
-    assert 20 < mixed.sum() < 58
-    assert torch.equal(images[~mixed], pure[~mixed])
-    assert (images.argmax(1) == torch.arange(64)).all()
+    images, chosen = blend(pure, 0.6, generator())
+    assert 20 < chosen.sum() < 58
+    assert torch.equal(images[~chosen], pure[~chosen])
+    own = images.diagonal()[chosen]
+    assert ((own >= 0.5) & (own < 1)).all()
     assert torch.allclose(images.sum(1), torch.ones(64))
-    assert (images[mixed].diagonal() < 1).any()
+
+
+def test_an_image_alone_is_not_blended_and_a_bad_one_spoils_no_other():
+    images, chosen = blend(torch.ones(1, 4), 1.0, generator())
+    assert not chosen.any()
+    images = torch.eye(64)
+    images[5] = torch.inf
+    blended, chosen = blend(images, 0.5, generator())
+    clean = ~chosen
+    clean[5] = False
+    assert torch.equal(blended[clean], images[clean])
+
+
+def test_whole_numbers_cannot_be_blended():
+    with pytest.raises(TypeError, match="Give floats"):
+        blend(torch.zeros(4, 3, dtype=torch.uint8), 0.5, generator())
+
+
+@pytest.mark.parametrize("share", [-1.0, 60])
+def test_shares_are_shares(share):
+    with pytest.raises(ValueError, match="is a share"):
+        dataclasses.replace(DISTILL, blend=share)
 
 
 def test_paper_objective_refuses_blended_images():

@@ -395,5 +395,24 @@ def test_time_is_recorded():
 
 def test_train_that_is_no_iterable_is_refused():
     wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
-    with pytest.raises(TypeError, match="train is a int, not batches"):
+    with pytest.raises(TypeError, match="train is of type int, not batches"):
         wfilter.untrain(wf, 3)
+
+
+@pytest.mark.parametrize("recipe", [QUICK, PAPER], ids=lambda r: r.name)
+def test_resuming_a_finished_run_changes_nothing(recipe, tmp_path):
+    options = {"recipe": recipe, "steps": 6, "checkpoint": tmp_path / "a", "checkpoint_every": 3}
+    first, _ = run(**options)
+    again, history = run(**options, resume=True)
+    assert torch.equal(first.alphas, again.alphas)
+    assert len(history.records) == 6
+    assert history.stopped == "6 steps"
+
+
+@pytest.mark.parametrize(("blend", "kept"), [(0.5, 0), (0.0, 32)])
+def test_base_logits_are_kept_only_of_images_that_stay_the_same(blend, kept):
+    recipe = dataclasses.replace(QUICK, blend=blend)
+    step = Run(linear(), InMemory(*samples()), None, recipe, 0)
+    step.plan(None, 1, None, False, False)
+    step._step((*samples(), torch.arange(32)))
+    assert len(step.base_logits) == kept

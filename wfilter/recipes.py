@@ -34,9 +34,10 @@ class Recipe:
         forget_share: Share of pairs in which a sample forgets its own class (``distill``).
         set_share: Share of pairs with a set of 2 or more classes (``distill``).
         max_set: Largest set drawn in training.
-        blend: Share of images blended with another one of the batch, which takes less than half;
-            the base model's answer then chooses the row (``distill``). Images the base model is
-            sure of, as of those it was trained on, say little about its other classes.
+        blend: Share of images blended with another one of the batch, which takes at most half
+            (``distill``). The base model's answer then chooses the row, or, of a multi-label
+            sample, one of its labels as ever. Images the base model is sure of, as of those it
+            was trained on, say little about its other classes.
         gates: ``"soft"`` sigmoids, or ``"hard"``: exactly 0 or 1 in every forward, straight-through
             gradients, and exact gates at the end.
         start: Alpha to start from when the filters are fresh; ``None`` keeps what apply set.
@@ -74,6 +75,9 @@ class Recipe:
         _one_of(self, "schedule", "constant", "cosine")
         _one_of(self, "regulariser", "global", "layer")
         _one_of(self, "gates", "soft", "hard")
+        for name in ("blend", "forget_share", "set_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is a share: it must be in 0..1.")
         if self.blend and self.objective == "paper":
             raise ValueError(
                 f"blend={self.blend} has no meaning for the paper's objective: a blended image has "
@@ -231,20 +235,25 @@ def distill_pairs(
     return Pairs(sample, rank < size[:, None], own, recipe.expansion)
 
 
-def blended(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """About ``share`` of the images mixed with another one, and which they are.
+def blend(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """About ``share`` of the images blended with another one, and which they are.
 
     Example:
-        >>> images, mixed = blended(torch.rand(8, 3, 4, 4), 1.0, torch.Generator().manual_seed(0))
-        >>> images.shape, bool(mixed.all())
-        (torch.Size([8, 3, 4, 4]), True)
+        >>> images, which = blend(torch.rand(8, 3, 4, 4), 0.5, torch.Generator().manual_seed(0))
+        >>> images.shape, which.tolist()[:4]
+        (torch.Size([8, 3, 4, 4]), [False, True, False, False])
     """
+    if not images.is_floating_point():
+        raise TypeError(f"images of {images.dtype} cannot be blended. Give floats, or blend=0.")
     count = len(images)
-    mixed = torch.rand(count, generator=generator) < share
-    other = torch.randperm(count, generator=generator).to(images.device)
-    weight = 0.5 + 0.5 * torch.rand(count, generator=generator)
-    weight = weight.masked_fill(~mixed, 1.0).to(images).view(-1, *[1] * (images.ndim - 1))
-    return weight * images + (1 - weight) * images[other], mixed
+    other = torch.randperm(count, generator=generator)
+    chosen = torch.rand(count, generator=generator) < share
+    chosen &= other != torch.arange(count)
+    weight = (0.5 + 0.5 * torch.rand(count, generator=generator))[chosen].to(images)
+    weight = weight.view(-1, *[1] * (images.ndim - 1))
+    result, here = images.clone(), chosen.to(images.device)
+    result[here] = weight * images[here] + (1 - weight) * images[other[chosen].to(images.device)]
+    return result, chosen
 
 
 class RowAdam(torch.optim.Optimizer):

@@ -104,6 +104,7 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
     out_weight, out_bias = args[11], args[12]
     parameters = [*args[5:], *kwargs.values()]  # also those of keys and values of other widths
     tensors = [p for p in (query, *parameters) if isinstance(p, Tensor)]
+    # Lists, not any() and all(): old versions of dynamo do not follow those in a function mode.
     if not [p for p in tensors if mode.site(p) is not None or _is_batched(p)]:
         return function(*args, **kwargs)
     extras = kwargs.get("attn_mask"), kwargs.get("key_padding_mask"), args[7], args[8]

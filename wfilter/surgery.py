@@ -382,7 +382,7 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
             "a part of this model is already compiled, and filters attached now would be ignored. "
             "Apply weight filtering first, then compile: wf.compile()."
         )
-    if any(isinstance(getattr(m, "weight", None), MethodType) for m in model.modules()):  # packed
+    if any(_is_packed(module) for module in model.modules()):
         raise ValueError(
             f"this {type(model).__name__} is quantised: its int8 weights are packed where no gate "
             "reaches them. Filter the float model, then quantise wf.bake(forget=...)."
@@ -436,3 +436,9 @@ def _count_classes(
         if twice:
             raise ValueError(f"class_names has {twice[0]!r} more than once; names must be unique.")
     return given
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a module is int8; a float model still to be converted has FloatFunctionals only."""
+    quantised = ".quantized" in type(module).__module__
+    return quantised and isinstance(getattr(module, "weight", None), MethodType)

@@ -22,7 +22,7 @@ from wfilter.recipes import (
     Pairs,
     Recipe,
     RowAdam,
-    blended,
+    blend,
     distill_pairs,
     get_recipe,
     paper_pairs,
@@ -40,7 +40,8 @@ class InMemory:
         images: ``(samples, ...)``.
         labels: int64 ``(samples,)``, bool ``(samples, num_classes)``, or ``None``.
         batch_size: Samples per step over all processes.
-        augment: Applied to a batch of images at every step; the base logits are then not cached.
+        augment: Applied to a batch of images at every step. The base logits are then not cached,
+            and neither are they when the recipe blends images.
     """
 
     images: Tensor
@@ -143,11 +144,9 @@ class Run:
         seed: int,
     ):
         wf.refuse_inside_forgetting("untrain")
-        if not isinstance(train, InMemory | Iterable):
-            raise TypeError(
-                f"train is a {type(train).__name__}, not batches. Give a DataLoader or another "
-                "iterable of (images, labels), or an InMemory set."
-            )
+        _refuse_no_batches(train, "train")
+        if val is not None:
+            _refuse_no_batches(val, "val")
         wf.refuse_other_classes(train)
         wf.refuse_other_classes(val)
         self.wf, self.train, self.val, self.recipe, self.seed = wf, train, val, recipe, seed
@@ -216,6 +215,9 @@ class Run:
 
     def go(self, keeper: Keeper | None, progress: bool | None) -> None:
         """Steps until the plan ends, the validation stops improving, or something breaks."""
+        if self.total is not None and self.step >= self.total:  # resumed after its last step
+            self.history.stopped = f"{self.step} steps"
+            return
         began, before = time.perf_counter(), self.history.seconds
         with ProgressBar(self.total, progress if self.rank == 0 else False) as bar:
             while self.epochs is None or self.epoch < self.epochs:
@@ -260,13 +262,13 @@ class Run:
         if isinstance(self.train, InMemory) and self.train.augment is not None:
             images, index = self.train.augment(images, generator), None
         images = images.to(self.device)
-        mixed = None
+        is_blended = None
         if self.recipe.blend:
-            (images, mixed), index = blended(images, self.recipe.blend, generator), None
+            (images, is_blended), index = blend(images, self.recipe.blend, generator), None
         base = self._base_logits(images, index)
         rows = self._rows(labels, base, generator)
-        if mixed is not None and (labels is None or labels.ndim == 1):
-            rows = torch.where(mixed, base.argmax(1).cpu(), rows)
+        if is_blended is not None and (labels is None or labels.ndim == 1):
+            rows = torch.where(is_blended, base.argmax(1).cpu(), rows)
         pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
         pairs = pairs.share(self.rank, self.world)
         before = self.wf.alphas.detach().clone() if not self.wf.sparse else None
@@ -429,6 +431,14 @@ class Run:
 
 
 # ---- pieces of a step -------------------------------------------------------------------------
+
+
+def _refuse_no_batches(data: object, name: str) -> None:
+    if not isinstance(data, InMemory | Iterable) and not hasattr(data, "__getitem__"):
+        raise TypeError(
+            f"{name} is of type {type(data).__name__}, not batches. Give a DataLoader or another "
+            "iterable of (images, labels)."
+        )
 
 
 def _read(data: Batches) -> Iterator[Any]:
