@@ -1,0 +1,346 @@
+"""Untrain a real backbone without its training set: held-out, foreign and synthetic images.
+
+    python benchmarks/without_training_set.py --model resnet18-mnist --weights FILE
+    python benchmarks/without_training_set.py --model resnet18-cifar --arms other synthetic
+    python benchmarks/without_training_set.py --table
+
+Four arms, one call of ``wfilter.untrain`` each, all measured on the same second half of the test
+set: ``train`` (labelled training images, the reference), ``held-out`` (the first half of the test
+set, no labels), ``other`` (images of another dataset, ``--other``, no labels) and ``synthetic``
+(images made from the base model alone, no data at all). Without labels the base model's own answer
+chooses the row. Data come from WFILTER_DATA, and so do weights unless ``--weights`` names a file.
+
+Each arm appends a JSON line with its command, seed, commit and environment to
+``results/without_training_set.jsonl``; ``--table`` rebuilds ``without_training_set.md`` from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import untraining
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import wfilter
+from wfilter import data, zoo
+from wfilter.bench import environment
+
+ARMS = ("train", "held-out", "other", "synthetic")
+OTHER = {"mnist": "digits", "cifar10": "imagenet"}  # what stands in for the training images
+SIZES = (1, 3)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an arm untrains from: images, labels if it may see them, and what they are."""
+
+    images: Tensor
+    labels: Tensor | None
+    text: str
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+
+def halves(test: data.ImageSet, count: int) -> tuple[data.ImageSet, data.ImageSet]:
+    """The first half of a test set, and the first ``count`` images of the second."""
+    half = len(test) // 2
+    return test.take(torch.arange(half)), test.take(
+        torch.arange(half, min(len(test), half + count))
+    )
+
+
+def other_images(name: str, facts: zoo.InputFacts) -> Tensor:
+    """All training images of the set ``name``, as the model wants them, grey if it is."""
+    wanted = {**vars(facts), "channels": None}
+    found = data.load(name, "train", **wanted)
+    images, _ = found.batch(torch.arange(len(found)))
+    if facts.channels == 1:
+        return images.mean(1, keepdim=True)
+    return images.expand(-1, facts.channels, -1, -1)
+
+
+@torch.inference_mode()
+def answers(model: nn.Module, images: Tensor) -> Tensor:
+    """The base model's class of every image."""
+    return torch.cat([model(part).argmax(1) for part in images.split(100)])
+
+
+def balanced(classes: Tensor, generator: torch.Generator) -> Tensor:
+    """Indices that hold every class found equally often; rare ones are repeated.
+
+    Images of another dataset look like a few of the classes only: without this the rows of the
+    others are hardly ever trained.
+    """
+    found = [(classes == c).nonzero()[:, 0] for c in classes.unique()]
+    each = math.ceil(len(classes) / len(found))
+    picks = [
+        index[torch.randperm(len(index), generator=generator)].repeat(math.ceil(each / len(index)))
+        for index in found
+    ]
+    return torch.cat([pick[:each] for pick in picks])
+
+
+@contextmanager
+def statistics_gaps(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Filled by each forward: per BatchNorm layer, how far its input is from what it was trained on.
+
+    Squared distance of means in units of the running deviation, plus the squared log ratio of
+    variances, averaged over channels.
+    """
+    gaps: list[Tensor] = []
+
+    def compare(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        var, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
+        least = 0.01 * norm.running_var.mean()  # dead channels vary by nearly nothing
+        moved = (mean - norm.running_mean).square() / (norm.running_var + least)
+        spread = ((var + least) / (norm.running_var + least)).log().square()
+        gaps.append((moved + spread).mean())
+
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    hooks = [norm.register_forward_pre_hook(compare) for norm in norms]
+    try:
+        yield gaps
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def synthetic_batch(
+    model: nn.Module,
+    classes: Tensor,
+    facts: zoo.InputFacts,
+    iterations: int,
+    generator: torch.Generator,
+    *,
+    rate: float = 0.1,
+    lambda_norm: float = 3.0,
+    lambda_variation: float = 3.0,
+    shift: int = 2,
+) -> Tensor:
+    """Images that the frozen model takes for ``classes``, found by gradient from smooth noise.
+
+    As DeepInversion (arXiv 1912.08795): cross-entropy, BatchNorm statistics and total variation,
+    under random shifts. Pixels stay within what 0..1 becomes after normalisation.
+    """
+    shape = (len(classes), facts.channels, -(-facts.size // 4), -(-facts.size // 4))
+    noise = F.interpolate(torch.rand(shape, generator=generator), facts.size, mode="bilinear")
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (facts.mean, facts.std))
+    low, high = -mean / std, (1 - mean) / std
+    images = (low + noise * (high - low)).requires_grad_()
+    optimiser = torch.optim.Adam([images], rate)
+    for step in range(iterations):
+        optimiser.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / iterations))
+        move = torch.randint(-shift, shift + 1, (2,), generator=generator).tolist()
+        moved = torch.roll(images, move, (2, 3)).contiguous(memory_format=torch.channels_last)
+        with statistics_gaps(model) as gaps:
+            loss = F.cross_entropy(model(moved), classes)
+        if gaps:
+            loss = loss + lambda_norm * torch.stack(gaps).mean()
+        variation = images.diff(dim=2).abs().mean() + images.diff(dim=3).abs().mean()
+        optimiser.zero_grad()
+        (loss + lambda_variation * variation).backward()
+        optimiser.step()
+        with torch.no_grad():
+            images.copy_(torch.minimum(torch.maximum(images, low), high))
+    return images.detach()
+
+
+def synthetic_images(
+    model: nn.Module,
+    facts: zoo.InputFacts,
+    count: int,
+    iterations: int,
+    *,
+    batch_size: int = 100,
+    num_classes: int = 10,
+    seed: int = 0,
+) -> Tensor:
+    """``count`` images made from the base model alone, all classes in every batch."""
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.arange(count) % num_classes
+    parts = [
+        synthetic_batch(model, part, facts, iterations, generator)
+        for part in classes.split(batch_size)
+    ]
+    return torch.cat(parts)
+
+
+def source(arm: str, args: argparse.Namespace, model: nn.Module, seen: data.ImageSet) -> Source:
+    """The images of an arm; ``seen`` is the half of the test set that may be used."""
+    facts = zoo.input_facts(f"wfilter:{args.model}")
+    name = dataset_of(args.model)
+    if arm == "train":
+        train = data.load(name, "train", **vars(facts))
+        generator = torch.Generator().manual_seed(args.seed)
+        pick = torch.randperm(len(train), generator=generator)[: args.train_images]
+        return Source(*train.batch(pick), f"{name} training images, labelled")
+    if arm == "held-out":
+        images, _ = seen.batch(torch.arange(len(seen)))
+        return Source(images, None, f"first half of the {name} test set, unlabelled")
+    if arm == "other":
+        other = args.other or OTHER[name]
+        look = f"{'grey, ' if facts.channels == 1 else ''}{facts.size} x {facts.size}"
+        return Source(other_images(other, facts), None, f"{other}, {look}, unlabelled")
+    images = synthetic_images(model, facts, args.synthetic_images, args.iterations, seed=args.seed)
+    return Source(images, None, f"synthetic, {args.iterations} iterations")
+
+
+def dataset_of(model: str) -> str:
+    return {"mnist": "mnist", "cifar": "cifar10", "digits": "digits"}[model.rsplit("-", 1)[1]]
+
+
+# ---- one arm ------------------------------------------------------------------------------------
+
+
+def run(arm: str, args: argparse.Namespace) -> dict:
+    """One arm: make its images, untrain, measure on the other half of the test set."""
+    torch.manual_seed(args.seed)
+    spec, name = f"wfilter:{args.model}", dataset_of(args.model)
+    model = zoo.build(spec, weights=args.weights or zoo.weights_path(spec))
+    model.to(memory_format=torch.channels_last)
+    test = data.load(name, "test", **vars(zoo.input_facts(spec)))
+    seen, kept = halves(test, args.test_images)
+    before = time.process_time()
+    found = source(arm, args, model, seen)
+    images = found.images.contiguous(memory_format=torch.channels_last)
+    classes = answers(model, images) if found.labels is None else found.labels
+    counts = classes.bincount(minlength=10).tolist()
+    labels, unique = found.labels, len(images)
+    if arm == "other":
+        images = images[balanced(classes, torch.Generator().manual_seed(args.seed))]
+    made = time.process_time() - before
+    wf = wfilter.apply_weight_filtering(model, class_names=test.class_names)
+    augment = None
+    if args.shift:
+        augment = partial(data.shift_and_flip, pad=args.shift, flip=name == "cifar10")
+    before = time.process_time()
+    train = wfilter.InMemory(images, labels, args.batch_size, augment)
+    wfilter.untrain(wf, train, recipe=args.recipe, steps=args.steps, seed=args.seed)
+    spent = time.process_time() - before
+    figures = untraining.measure(wf, kept, args.seed, SIZES, args.set_images)
+    gates = wf.alphas.detach().sigmoid()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "model": args.model,
+        "arm": arm,
+        "source": found.text,
+        "images": unique,
+        "answers": counts,
+        "recipe": args.recipe,
+        "seed": args.seed,
+        "steps": args.steps,
+        "batch_size": args.batch_size,
+        "shift": args.shift,
+        "test_images": len(kept),
+        **figures,
+        "closed": round(100 * float((gates < 0.5).float().mean()), 3),
+        "make_cpu_seconds": round(made, 1),
+        "untrain_cpu_seconds": round(spent, 1),
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit.stdout.strip(),
+        "environment": environment(),
+    }
+
+
+# ---- lines and table ----------------------------------------------------------------------------
+
+
+def table(lines: list[dict]) -> str:
+    """One row per model, arm and source of images; means over seeds."""
+    groups: dict[tuple, list[dict]] = {}
+    for line in lines:
+        key = (line["model"], line["arm"], line["source"], line["steps"])
+        groups.setdefault(key, []).append(line)
+    rows = [
+        "| model | untrained from | images | steps x images | shift | seeds | tested on | original "
+        "| logit mask | Acc_r | Acc_f (worst class) | sets of 3: Acc_r / Acc_f (mask) "
+        "| closed | cpu s: images + untraining |",
+        "|" + "---|" * 14,
+    ]
+    for (model, arm, source, steps), runs in groups.items():
+        mean = lambda key: statistics.mean(r[key] for r in runs)  # noqa: E731, B023
+        one, three = ([r["sets"][size] for r in runs] for size in ("1", "3"))
+        mask, *sets = (
+            statistics.mean(s[key] for s in found)
+            for found, key in (
+                (one, "logit_mask"),
+                (three, "acc_r"),
+                (three, "acc_f"),
+                (three, "logit_mask"),
+            )
+        )
+        first = runs[0]
+        rows.append(
+            f"| {model} | {arm}: {source} | {first['images']:,} | {steps} x {first['batch_size']} "
+            f"| {first['shift']} | {len(runs)} | {first['test_images']:,} "
+            f"| {mean('original'):.2f} | {mask:.2f} | {mean('acc_r'):.2f} "
+            f"| {mean('acc_f'):.2f} ({max(r['acc_f_worst'] for r in runs):.2f}) "
+            f"| {sets[0]:.2f} / {sets[1]:.2f} ({sets[2]:.2f}) | {mean('closed'):.2f} % "
+            f"| {mean('make_cpu_seconds'):.0f} + {mean('untrain_cpu_seconds'):.0f} |"
+        )
+    return "\n".join([*rows, ""])
+
+
+def page(lines: list[dict]) -> str:
+    return (
+        "# Untraining without the training set\n\n"
+        "Rebuilt by `python benchmarks/without_training_set.py --table` from "
+        "`without_training_set.jsonl`, which has each run's command, seed, commit and environment. "
+        "All arms are tested on the second half of the test set, which none of them has seen. "
+        "Acc_r: one random other row per image; Acc_f: its own row (0 is wanted); sets: one random "
+        "set of three classes without, or with, the image's class; logit mask: Acc_r of the base "
+        "model with the forgotten logits left out. Images: different ones used; those of `other` "
+        "are drawn so that the base model's answers are equally frequent. "
+        "Shift: pixels by which images are moved at random, CIFAR images are also mirrored.\n\n"
+        + table(lines)
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet18-mnist")
+    parser.add_argument("--weights", type=Path, help="safetensors file of the original")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--other", help="dataset of the arm `other`; by default " + str(OTHER))
+    parser.add_argument("--recipe", default="distill")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--shift", type=int, default=2, help="pixels; CIFAR images also mirrored")
+    parser.add_argument("--train-images", type=int, default=20_000)
+    parser.add_argument("--test-images", type=int, default=5_000)
+    parser.add_argument("--set-images", type=int, default=2_000, help="test images under sets")
+    parser.add_argument("--synthetic-images", type=int, default=400)
+    parser.add_argument("--iterations", type=int, default=80, help="per synthetic image")
+    name = "without_training_set.jsonl"
+    parser.add_argument("--out", type=Path, default=untraining.RESULTS / name)
+    parser.add_argument("--table", action="store_true", help="only rebuild the table")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
+    for arm in [] if args.table else args.arms:
+        untraining.store(run(arm, args), args.out)
+    lines = [json.loads(line) for line in untraining.lines_of(args.out)]
+    args.out.with_suffix(".md").write_text(page(lines))
+
+
+if __name__ == "__main__":
+    main()
