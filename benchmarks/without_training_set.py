@@ -31,10 +31,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import untraining
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import untraining
 import wfilter
 from wfilter import data, zoo
 from wfilter.bench import environment
@@ -97,7 +97,7 @@ def balanced(classes: Tensor, generator: torch.Generator) -> Tensor:
 
 @contextmanager
 def statistics_gaps(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Filled by each forward: per BatchNorm layer, how far its input is from what it was trained on.
+    """Filled by each forward: per BatchNorm layer, how unlike its training inputs its input is.
 
     Squared distance of means in units of the running deviation, plus the squared log ratio of
     variances, averaged over channels.
