@@ -40,7 +40,9 @@ from wfilter import data, zoo
 from wfilter.bench import environment
 
 ARMS = ("train", "held-out", "other", "synthetic")
-OTHER = {"mnist": "digits", "cifar10": "imagenet"}  # what stands in for the training images
+# What stands in for the training images, and the empty frame it is put in: MNIST's digits are 20
+# pixels high in a frame of 4; scaled to all 28, scikit-learn's are mostly taken for ones.
+OTHER = {"mnist": ("digits", 4), "cifar10": ("imagenet", 0), "digits": ("digits", 0)}
 SIZES = (1, 3)
 
 
@@ -64,14 +66,18 @@ def halves(test: data.ImageSet, count: int) -> tuple[data.ImageSet, data.ImageSe
     )
 
 
-def other_images(name: str, facts: zoo.InputFacts) -> Tensor:
+def other_images(name: str, facts: zoo.InputFacts, frame: int = 0) -> Tensor:
     """All training images of the set ``name``, as the model wants them, grey if it is."""
-    wanted = {**vars(facts), "channels": None}
-    found = data.load(name, "train", **wanted)
+    size = facts.size - 2 * frame
+    found = data.load(name, "train", size=size, mean=facts.mean, std=facts.std)
     images, _ = found.batch(torch.arange(len(found)))
     if facts.channels == 1:
-        return images.mean(1, keepdim=True)
-    return images.expand(-1, facts.channels, -1, -1)
+        images = images.mean(1, keepdim=True)
+    black = -torch.tensor(facts.mean) / torch.tensor(facts.std)
+    shape = (len(images), facts.channels, facts.size, facts.size)
+    framed = black.view(-1, 1, 1).expand(shape).clone()
+    framed[:, :, frame : frame + size, frame : frame + size] = images
+    return framed
 
 
 @torch.inference_mode()
@@ -194,9 +200,12 @@ def source(arm: str, args: argparse.Namespace, model: nn.Module, seen: data.Imag
         images, _ = seen.batch(torch.arange(len(seen)))
         return Source(images, None, f"first half of the {name} test set, unlabelled")
     if arm == "other":
-        other = args.other or OTHER[name]
-        look = f"{'grey, ' if facts.channels == 1 else ''}{facts.size} x {facts.size}"
-        return Source(other_images(other, facts), None, f"{other}, {look}, unlabelled")
+        other = args.other or OTHER[name][0]
+        frame = OTHER[name][1] if args.frame is None else args.frame
+        inner = facts.size - 2 * frame
+        look = "grey, " * (facts.channels == 1) + f"{inner} x {inner}"
+        look += f" in a frame of {frame}" * (frame > 0)
+        return Source(other_images(other, facts, frame), None, f"{other}, {look}, unlabelled")
     images = synthetic_images(model, facts, args.synthetic_images, args.iterations, seed=args.seed)
     return Source(images, None, f"synthetic, {args.iterations} iterations")
 
@@ -317,7 +326,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="resnet18-mnist")
     parser.add_argument("--weights", type=Path, help="safetensors file of the original")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    parser.add_argument("--other", help="dataset of the arm `other`; by default " + str(OTHER))
+    parser.add_argument("--other", help="dataset of the arm `other`")
+    parser.add_argument("--frame", type=int, help="empty pixels around its images")
     parser.add_argument("--recipe", default="distill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300)
