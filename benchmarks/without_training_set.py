@@ -10,13 +10,16 @@ set, no labels), ``other`` (images of another dataset, ``--other``, no labels) a
 (images made from the base model alone, no data at all). Without labels the base model's own answer
 chooses the row. Data come from WFILTER_DATA, and so do weights unless ``--weights`` names a file.
 
-Each arm appends a JSON line with its command, seed, commit and environment to
-``results/without_training_set.jsonl``; ``--table`` rebuilds ``without_training_set.md`` from it.
+Settings of the recipe can be changed: ``--set margin=15``. Each arm appends a JSON line with its
+command, seed, commit and environment to ``results/without_training_set.jsonl``; ``--table``
+rebuilds ``without_training_set.md`` from it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
 import json
 import math
 import shlex
@@ -238,9 +241,11 @@ def run(arm: str, args: argparse.Namespace) -> dict:
     augment = None
     if args.shift:
         augment = partial(data.shift_and_flip, pad=args.shift, flip=name == "cifar10")
+    changes = {k: ast.literal_eval(v) for k, v in (s.split("=", 1) for s in args.set)}
+    recipe = dataclasses.replace(wfilter.RECIPES[args.recipe], **changes)
     before = time.process_time()
     train = wfilter.InMemory(images, labels, args.batch_size, augment)
-    wfilter.untrain(wf, train, recipe=args.recipe, steps=args.steps, seed=args.seed)
+    wfilter.untrain(wf, train, recipe=recipe, steps=args.steps, seed=args.seed)
     spent = time.process_time() - before
     figures = untraining.measure(wf, kept, args.seed, SIZES, args.set_images)
     gates = wf.alphas.detach().sigmoid()
@@ -252,6 +257,7 @@ def run(arm: str, args: argparse.Namespace) -> dict:
         "images": unique,
         "answers": counts,
         "recipe": args.recipe,
+        "set": args.set,
         "seed": args.seed,
         "steps": args.steps,
         "batch_size": args.batch_size,
@@ -274,7 +280,8 @@ def table(lines: list[dict]) -> str:
     """One row per model, arm and source of images; means over seeds."""
     groups: dict[tuple, list[dict]] = {}
     for line in lines:
-        key = (line["model"], line["arm"], line["source"], line["steps"])
+        text = ", ".join([line["source"], *line.get("set", [])])
+        key = (line["model"], line["arm"], text, line["steps"], line["images"])
         groups.setdefault(key, []).append(line)
     rows = [
         "| model | untrained from | images | steps x images | shift | seeds | tested on | original "
@@ -282,7 +289,7 @@ def table(lines: list[dict]) -> str:
         "| closed | cpu s: images + untraining |",
         "|" + "---|" * 14,
     ]
-    for (model, arm, source, steps), runs in groups.items():
+    for (model, arm, text, steps, images), runs in groups.items():
         mean = lambda key: statistics.mean(r[key] for r in runs)  # noqa: E731, B023
         one, three = ([r["sets"][size] for r in runs] for size in ("1", "3"))
         mask, *sets = (
@@ -296,7 +303,7 @@ def table(lines: list[dict]) -> str:
         )
         first = runs[0]
         rows.append(
-            f"| {model} | {arm}: {source} | {first['images']:,} | {steps} x {first['batch_size']} "
+            f"| {model} | {arm}: {text} | {images:,} | {steps} x {first['batch_size']} "
             f"| {first['shift']} | {len(runs)} | {first['test_images']:,} "
             f"| {mean('original'):.2f} | {mask:.2f} | {mean('acc_r'):.2f} "
             f"| {mean('acc_f'):.2f} ({max(r['acc_f_worst'] for r in runs):.2f}) "
@@ -329,6 +336,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--other", help="dataset of the arm `other`")
     parser.add_argument("--frame", type=int, help="empty pixels around its images")
     parser.add_argument("--recipe", default="distill")
+    parser.add_argument("--set", action="append", default=[], help="recipe setting, name=value")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=32)
