@@ -9,12 +9,13 @@ import torch
 import untraining
 import without_training_set as without
 from wfilter import data, zoo
+from wfilter.demo import train_original
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    return zoo.create("cnn-digits").requires_grad_(False)
+    trained = train_original("cnn-digits", data.load("digits"), epochs=3)
+    return trained.requires_grad_(False)
 
 
 def test_the_halves_share_no_image():
