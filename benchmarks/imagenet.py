@@ -150,8 +150,8 @@ def main() -> None:
     figures = measure(wf, *test, args.rows)
     print(json.dumps({**figures, "closed": round(100 * closed, 2), "cpu_seconds": round(seconds)}))
 
-    whole = wfilter.apply_weight_filtering(zoo.build(SPEC, weights=zoo.weights_path(SPEC)),
-                                           targets=targets, class_names=images.class_names)  # fmt: skip
+    whole = zoo.build(SPEC, weights=zoo.weights_path(SPEC))
+    whole = wfilter.apply_weight_filtering(whole, targets=targets, class_names=images.class_names)
     with torch.no_grad():
         for name, alpha in wf.alpha.items():
             whole.alpha[name].copy_(alpha)

@@ -1,13 +1,8 @@
 """The benchmark of terms on the features: each gives a gradient, and the table has them all."""
 
-import sys
-from pathlib import Path
-
+import deep
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import deep
 
 TERMS = {idea: make for idea, (_, make) in deep.IDEAS.items() if make is not None}
 
