@@ -1,8 +1,9 @@
 """The benchmark of terms on the features: each gives a gradient, and the table has them all."""
 
-import deep
 import pytest
 import torch
+
+import deep
 
 TERMS = {idea: make for idea, (_, make) in deep.IDEAS.items() if make is not None}
 
