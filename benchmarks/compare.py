@@ -4,7 +4,7 @@
     ... python benchmarks/compare.py --dataset mnist --weights resnet18-mnist-s0.safetensors
 
 writes ``benchmarks/results/compare_cifar10_resnet18.md`` and ``.json``, or those of MNIST, whose
-images are small enough for a retrained model that converges. Each method and class is a
+images cost an eighth and get larger budgets. Each method and class is a
 JSON line in ``--lines`` as soon as it is measured; the same command, given again, goes on where it
 stopped. Filters and the shared part of retraining are made once and stored in ``--keep``. The
 default budget is meant for an hour on one idle core: small, and stated in the table. Rivals forget
@@ -39,7 +39,6 @@ from wfilter.subjects import Subject, run
 
 MODELS = {"cifar10": "wfilter:resnet18-cifar", "mnist": "wfilter:resnet18-mnist"}
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
-# An image of MNIST costs an eighth of one of CIFAR-10.
 DEFAULTS = {
     "cifar10": {},
     "mnist": {
@@ -396,7 +395,7 @@ budgets: read differences of a few points as noise.
 - Our filters ({work.digest}): recipe distill, {args.untrain_steps} steps of 32 images, all ten rows
   in one round: {spent}. Rivals forget one class at a time; what each took is its s/class.
 - Accuracies are of the first {args.test_images} test images, about {tested} a class: one image is
-  {100 / tested:.0f} points of a class's Acc_f. The other metrics use {args.sample_images} test and
+  {100 / tested:.1f} points of a class's Acc_f. The other metrics use {args.sample_images} test and
   {args.probe_images} training images.
 - The retrained model is a new network. Its first part is shared by the classes under test and sees
   none of them: {args.shared_epochs} epochs of the other classes among the first
