@@ -6,8 +6,8 @@
 
 Only the last blocks get filters, so the blocks before them are run once: their output for several
 views of each image (crops, mirrored) is kept, and the rest of the network is untrained on it. The
-parts ``train1+k0+k1`` are used; ``k2`` is left for the figures printed at the end and for
-``paper.py``. Settings of the recipe can be changed: ``--set margin=2``.
+parts ``train1+k0+k1`` are used; ``k2`` is left for the figures, which are printed and added to
+``results/imagenet.jsonl``, and for ``paper.py``. Settings of the recipe can be changed: ``--set margin=2``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import argparse
 import ast
 import dataclasses
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -25,7 +27,9 @@ from torchvision.transforms import v2
 
 import wfilter
 from wfilter import data, zoo
+from wfilter.bench import environment
 
+RESULTS = Path(__file__).parent / "results"
 SPEC = "timm:vit_tiny_patch16_224"
 # What differs from `distill`: single classes (a thousand have too many sets to draw from), every
 # filtered block (few as they are).
@@ -148,7 +152,11 @@ def main() -> None:
     seconds = time.process_time() - began
     closed = float((wf.alphas < 0).float().mean())
     figures = measure(wf, *test, args.rows)
-    print(json.dumps({**figures, "closed": round(100 * closed, 2), "cpu_seconds": round(seconds)}))
+    line = {**figures, "closed": round(100 * closed, 2), "cpu_seconds": round(seconds)}
+    line |= {"seed": args.seed, "command": shlex.join(["python", *sys.argv]), **environment()}
+    print(json.dumps(line))
+    with (RESULTS / "imagenet.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
     whole = zoo.build(SPEC, weights=zoo.weights_path(SPEC))
     whole = wfilter.apply_weight_filtering(whole, targets=targets, class_names=images.class_names)
