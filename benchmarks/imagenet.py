@@ -7,7 +7,8 @@
 Only the last blocks get filters, so the blocks before them are run once: their output for several
 views of each image (crops, mirrored) is kept, and the rest of the network is untrained on it. The
 parts ``train1+k0+k1`` are used; ``k2`` is left for the figures, which are printed and added to
-``results/imagenet.jsonl``, and for ``paper.py``. Settings of the recipe can be changed: ``--set margin=2``.
+``results/imagenet.jsonl``, and for ``paper.py``. Settings of the recipe can be changed:
+``--set margin=2``.
 """
 
 from __future__ import annotations

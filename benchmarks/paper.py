@@ -307,7 +307,7 @@ def table1(lines: list[dict[str, Any]]) -> str:
         "the paper; in ours: not measured, with the reason.",
         "",
         "| dataset | backbone | method | the paper: Acc_r / Acc_f / ZRF / relearn "
-        "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds |",
+        "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds, test images |",
         "|---|---|---|---|---|---|",
     ]
     for dataset, backbone, method in keys(lines):
@@ -315,9 +315,12 @@ def table1(lines: list[dict[str, Any]]) -> str:
         printed = PAPER.get((dataset, backbone, method), ())
         theirs = " / ".join(f"{v}" for v in printed) or "-"
         cells = [mean_of(found, "Acc_r"), mean_of(found, "Acc_f"), mean_of(found, "ZRF")]
-        ours = [shown(cells[0], 2), shown(cells[1], 2), shown(cells[2], 1)]
+        ours = [shown(value, digits, 100.0) for value, digits in zip(cells, (2, 2, 1))]
         ours.append(shown(mean_of(found, "relearn weights"), 1))
-        count = f"{len(found[0]['rows'])}, {len(found)}" if found else "-"
+        count = "-"
+        if found:
+            images = found[0]["report"]["facts"]["test images"]["in all"]
+            count = f"{len(found[0]['rows'])}, {len(found)}, {images:,}"
         mine = " / ".join(ours) if found else f"- ({why_not(dataset, backbone)})"
         rows.append(f"| {dataset} | {backbone} | {method} | {theirs} | {mine} | {count} |")
     return "\n".join([*rows, ""])

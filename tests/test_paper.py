@@ -60,8 +60,8 @@ def test_a_stored_line_fills_its_cell_and_no_other(paper):
     theirs, ours, count = cells(table, "cifar10", "resnet18", "distill")
     report = wfilter.Report.from_json(json.dumps(lines[0]["report"]))
     assert theirs == "-"
-    assert ours.startswith(f"{report.value('wfilter', 'Acc_r'):.2f} / ")
-    assert count == "3, 2"
+    assert ours.startswith(f"{100 * report.value('wfilter', 'Acc_r'):.2f} / ")
+    assert count == "3, 2, 30"
     assert cells(table, "cifar10", "resnet18", "paper")[1] == "- (not run)"
 
 
