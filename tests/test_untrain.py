@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 import wfilter
-from wfilter.recipes import DISTILL, DISTILL_SOFT, PAPER
+from wfilter.recipes import DISTILL, DISTILL_SOFT, PAPER, Pairs
 from wfilter.resume import Keeper
 from wfilter.untrain import InMemory, Run, split_batch, untrain
 
@@ -416,3 +416,13 @@ def test_base_logits_are_kept_only_of_images_that_stay_the_same(blend, kept):
     step.plan(None, 1, None, False, False)
     step._step((*samples(), torch.arange(32)))
     assert len(step.base_logits) == kept
+
+
+def test_accuracies_of_a_step_leave_blended_images_out():
+    step = Run(linear(), InMemory(*samples()), None, QUICK, 0)
+    rows = torch.tensor([0, 1, 2, 3])
+    pairs = Pairs(torch.arange(4), torch.zeros(4, 4), torch.tensor([False, False, True, True]))
+    logits = torch.eye(4)[[0, 3, 2, 0]]  # right, wrong, right, wrong
+    is_blended = torch.tensor([False, True, True, False])
+    record = step._record(torch.tensor(1.0), logits, pairs, rows, is_blended)
+    assert (record.retain_accuracy, record.forget_accuracy) == (1.0, 0.0)

@@ -262,12 +262,12 @@ class Run:
         if isinstance(self.train, InMemory) and self.train.augment is not None:
             images, index = self.train.augment(images, generator), None
         images = images.to(self.device)
-        is_blended = None
+        is_blended = torch.zeros(len(images), dtype=torch.bool)
         if self.recipe.blend:
             (images, is_blended), index = blend(images, self.recipe.blend, generator), None
         base = self._base_logits(images, index)
         rows = self._rows(labels, base, generator)
-        if is_blended is not None and (labels is None or labels.ndim == 1):
+        if self.recipe.blend and (labels is None or labels.ndim == 1):
             rows = torch.where(is_blended, base.argmax(1).cpu(), rows)
         pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
         pairs = pairs.share(self.rank, self.world)
@@ -286,7 +286,7 @@ class Run:
             with torch.no_grad():
                 self.wf.alphas.copy_(before)
             raise FloatingPointError(self._advice("the alphas are no longer finite after"))
-        record = self._record(loss, logits.detach(), pairs, rows)
+        record = self._record(loss, logits.detach(), pairs, rows, is_blended)
         self.step, self.position = self.step + 1, self.position + 1
         self.between_steps = True
         return record
@@ -363,15 +363,19 @@ class Run:
             "dataclasses.replace(recipe, learning_rate=...)."
         )
 
-    def _record(self, loss: Tensor, logits: Tensor, pairs: Pairs, rows: Tensor) -> Record:
+    def _record(
+        self, loss: Tensor, logits: Tensor, pairs: Pairs, rows: Tensor, is_blended: Tensor
+    ) -> Record:
+        """Accuracies of the step; blended images have no right answer and do not count."""
         right = (logits.argmax(1).cpu() == rows[pairs.sample]).float()
-        own = pairs.own
+        whole = ~is_blended[pairs.sample]
+        own, others = pairs.own & whole, ~pairs.own & whole
         record = Record(
             self.step + 1,
             self.epoch,
             0.0,
             float(loss.detach()),
-            float(right[~own].mean()) if bool((~own).any()) else math.nan,
+            float(right[others].mean()) if bool(others.any()) else math.nan,
             float(right[own].mean()) if bool(own.any()) else math.nan,
             math.nan if self.wf.sparse else float((self.wf.alphas <= 0).float().mean()),
         )
