@@ -138,13 +138,8 @@ def _stands_for(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The smallest sibling of an architecture that is too large to be examined."""
     if row["status"] != "large":
         return ""
-    series = re.match(r"[^_0-9]+", row["key"].split("/")[1])
-    passed = [
-        other
-        for other in rows
-        if (other["family"], other["status"]) == (row["family"], "pass")
-        and re.match(r"[^_0-9]+", other["key"].split("/")[1])[0] == series[0]
-    ]
+    series = re.match(r"\w+/[^_0-9]+", row["key"])[0]  # such as timm/regnety
+    passed = [r for r in rows if r["status"] == "pass" and r["key"].startswith(series)]
     smallest = min(passed, key=lambda other: other["parameters"], default=None)
     return f" (represented by `{smallest['key']}`)" if smallest else ""
 

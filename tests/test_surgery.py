@@ -275,3 +275,22 @@ def test_module_with_two_names_keeps_its_weights_after_every_path(x):
         wf.bake(0)
         assert_same_state(model, before)
         wfilter.remove_weight_filtering(wf)
+
+
+class Named(nn.Module):
+    """A float model, one of whose modules has a method of the name that int8 modules use."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def weight(self):
+        return self.inner.weight
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_a_method_named_weight_is_not_taken_for_int8():
+    wf = wfilter.apply_weight_filtering(Named(), targets="*", example_input=torch.ones(2, 4))
+    assert [target.name for target in wf.targets] == ["inner.weight", "inner.bias"]
