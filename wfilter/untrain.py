@@ -298,7 +298,12 @@ class Run:
         return self.forward(images[pairs.sample.to(self.device)], forget)  # type: ignore[no-any-return]
 
     def _base_logits(self, images: Tensor, index: Tensor | None) -> Tensor:
-        """The base model's logits; kept per sample where the data stay the same."""
+        """The base model's logits; kept per sample where the data stay the same.
+
+        None are made for the paper's objective, which has no use for them.
+        """
+        if self.recipe.objective == "paper":
+            return images.new_empty(0)
         if index is not None and all(int(i) in self.base_logits for i in index):
             return torch.stack([self.base_logits[int(i)] for i in index]).to(self.device)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
@@ -407,7 +412,7 @@ class Run:
         for batch in _read(self.val):
             images, labels = split_batch(batch)
             images = images.to(self.device)
-            base = self.wf(images)
+            base = self._base_logits(images, None)
             rows = self._rows(labels, base, generator)
             if len(rows) < 2:
                 continue
