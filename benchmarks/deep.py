@@ -4,11 +4,11 @@
     ... python benchmarks/deep.py --hard --ideas none,alike,adversary,rows,rows-ridge,rows-alike
     ... python benchmarks/deep.py --table
 
-Every idea is a term added to the recipe's loss, made of the features that the head sees. None of
-them is in the library: see the findings in ``benchmarks/results/deep.md``. The network (64
-features before its head) is trained here on MNIST, which comes from WFILTER_DATA, and so is the
-bar: the same training without the class. Lines go to ``benchmarks/results/deep.jsonl``; ``--table``
-rebuilds ``deep.md`` from them.
+Every idea is a term added to the recipe's loss, made of the features that the head sees. Only
+``rows-alike`` is in the library, as the recipe's ``pairs="row"`` and ``lambda_deep``: see the
+findings in ``benchmarks/results/deep.md``. The network (64 features before its head) is trained
+here on MNIST, which comes from WFILTER_DATA, and so is the bar: the same training without the
+class. Lines go to ``benchmarks/results/deep.jsonl``; ``--table`` rebuilds ``deep.md`` from them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -152,25 +151,7 @@ def fisher(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor)
 def ridge(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
     """Explained variance of a ridge regression, one row per step: the class against the rest."""
     own, _, _ = _parts(logits, sample, forget)
-    return _explained(f, own, (~own).to(f))
-
-
-def ridge_alike(f: Tensor, h: Tensor, logits: Tensor, sample: Tensor, forget: Tensor) -> Tensor:
-    """The same, but the rest counts by how alike it is to the class."""
-    own, _, weight = _parts(logits, sample, forget)
-    return _explained(f, own, weight[own].sum(0)[sample] * ~own)
-
-
-def _explained(f: Tensor, own: Tensor, others: Tensor) -> Tensor:
-    if int(own.sum()) < 2:
-        return f.sum() * 0
-    weight = torch.where(own, 0.5 / own.sum(), 0.5 * others / others.sum())  # two equal halves
-    z = f - (weight[:, None] * f).sum(0)
-    variance = (weight[:, None] * z.square()).sum(0)
-    z = z / (variance + 1e-3 * variance.mean().detach() + 1e-8).sqrt()
-    gram = z.T @ (weight[:, None] * z) + 0.01 * torch.eye(z.shape[1])
-    slope = z.T @ (weight * (own.to(f) - 0.5))
-    return 4 * (slope @ torch.linalg.solve(gram, slope))
+    return losses.ridge_probe(f, own, (~own).to(f))
 
 
 class Adversary:
@@ -223,15 +204,15 @@ IDEAS: dict[str, tuple[str, Callable[[], Term] | None]] = {
         "as `rows`; small explained variance of a ridge probe on the batch",
         lambda: ridge,
     ),
-    "rows-alike": ("the same, the rest weighted by how alike it is", lambda: ridge_alike),
+    "rows-alike": ("the same, the rest weighted by how alike it is: `lambda_deep`", None),
 }
 
 
 class Deep(Run):
     """Untraining that also computes ``extra``, a term on what the head sees."""
 
-    term: Term | None = None
-    weight = 0.0
+    term: Term
+    weight: float
 
     def _base_logits(self, images: Tensor, index: Tensor | None) -> Tensor:
         with self._tap() as seen:
@@ -242,10 +223,8 @@ class Deep(Run):
     def _logits(self, images: Tensor, pairs: Pairs) -> Tensor:
         with self._tap() as seen:
             logits = super()._logits(images, pairs)
-        self.extra = logits.new_zeros(())
-        if self.term is not None:
-            known = seen[-1], self.base_features, self.base_logits_now
-            self.extra = self.weight * self.term(*known, pairs.sample, pairs.forget)
+        known = seen[-1], self.base_features, self.base_logits_now
+        self.extra = self.weight * self.term(*known, pairs.sample, pairs.forget)
         return logits
 
     @contextmanager
@@ -314,34 +293,34 @@ def untrained(at: Problem, args: argparse.Namespace, idea: str) -> wfilter.Filte
     wf = wfilter.apply_weight_filtering(
         copy.deepcopy(at.original), targets=TARGETS, example_input=at.test[0][:1]
     )
-    changes = HARD if args.hard else {}
-    if idea == "closed":
-        changes = changes | {"lambda_alpha": -5.0}
-    recipe = dataclasses.replace(wfilter.RECIPES["distill-soft"], **changes)
     rows = idea.startswith("rows")
+    recipe = dataclasses.replace(wfilter.RECIPES["distill-soft"], **changes_of(idea, args))
     images = wfilter.InMemory(*at.train, 256 if rows else args.batch_size)
+    steps = args.row_steps * wf.num_classes if rows else args.steps
+    make = IDEAS[idea][1]
+    if make is None:
+        wfilter.untrain(wf, images, recipe=recipe, steps=steps, seed=args.seed, progress=False)
+        return wf
     run = Deep(wf, images, None, recipe, args.seed)
-    run.term, run.weight = (make() if (make := IDEAS[idea][1]) else None), args.deep
-    run.plan(None, args.row_steps * len(args.rows) if rows else args.steps, None, False, False)
+    run.term, run.weight = make(), args.deep
+    run.plan(None, steps, None, False, False)
     objective = untraining._objective
-    with ExitStack() as stack:
-        added = lambda *given: objective(*given) + run.extra  # noqa: E731
-        stack.enter_context(patch.object(untraining, "_objective", added))
-        if rows:
-            stack.enter_context(
-                patch.object(untraining, "distill_pairs", partial(one_row, args.rows))
-            )
+    added = lambda *given: objective(*given) + run.extra  # noqa: E731
+    with patch.object(untraining, "_objective", added):
         run.go(None, False)
     run.finish()
     return wf
 
 
-def one_row(
-    rows: Sequence[int], labels: Tensor, classes: int, recipe: Any, generator: torch.Generator
-) -> Pairs:
-    """All samples of a step under one of the rows."""
-    row = rows[int(torch.randint(len(rows), (1,), generator=generator))]
-    return Pairs(torch.arange(len(labels)), torch.full_like(labels, row), labels == row)
+def changes_of(idea: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What an idea and the kind of gates change in the recipe."""
+    ideas = {
+        "closed": {"lambda_alpha": -5.0},
+        "rows": {"pairs": "row"},
+        "rows-ridge": {"pairs": "row"},
+        "rows-alike": {"pairs": "row", "lambda_deep": args.deep},
+    }
+    return (HARD if args.hard else {}) | ideas.get(idea, {})
 
 
 def probed(
@@ -378,13 +357,14 @@ def measure(at: Problem, args: argparse.Namespace, idea: str) -> dict[str, Any]:
         figures = probed(lambda row: wf.bake(row).eval(), at, args)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     trained_only = idea in ("original", "retrained")
-    plain = trained_only or IDEAS[idea][1] is None
+    plain = trained_only or (IDEAS[idea][1] is None and idea != "rows-alike")
     return {
         "idea": idea,
         "deep": 0.0 if plain else args.deep,
         "gates": "-" if trained_only else "hard" if args.hard else "soft",
         **figures,
         "rows": args.rows,
+        "trained": None if trained_only else 10,
         "seed": args.seed,
         "steps": args.steps,
         "row_steps": args.row_steps,
@@ -404,11 +384,11 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     """One row for each kind of gate, idea and weight: means over classes and seeds."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for line in lines:
-        key = line["gates"], line["idea"], f"{line['deep']:g}"
+        key = line["gates"], line["idea"], f"{line['deep']:g}", rows_trained(line)
         groups.setdefault(key, []).append(line)
     rows = [
-        "| gates | term | deep | seeds | Acc_r | Acc_f | probe f | by class | probe r |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| gates | term | deep | rows | seeds | Acc_r | Acc_f | probe f | by class | probe r |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for key, runs in groups.items():
         mean = {name: statistics.mean(run[name] for run in runs) for name in FIGURES}
@@ -419,6 +399,13 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             f"| {mean['probe_r']:.1f} |"
         )
     return "\n".join(rows)
+
+
+def rows_trained(line: dict[str, Any]) -> str:
+    """How many rows a run untrained: all, or in older lines of ``rows...`` only those measured."""
+    if line["gates"] == "-":
+        return "-"
+    return str(line.get("trained", len(line["rows"]) if line["idea"].startswith("rows") else 10))
 
 
 def main() -> None:
@@ -451,7 +438,8 @@ def main() -> None:
         f"`{args.out.name}`, which has each run's command, seed, commit and environment. In per "
         "cent, means over some classes forgotten one at a time: probe f is the test accuracy, on "
         "the forgotten class, of a logistic regression on the penultimate features of all classes; "
-        "probe r the same on the others. The bar for probe f is `retrained`, not zero.\n\n"
+        "probe r the same on the others; rows is how many rows were untrained. The bar for probe f "
+        "is `retrained`, not zero.\n\n"
         f"{table(lines)}\n\n{what}\n{FINDINGS}"
     )
 

@@ -1,9 +1,13 @@
 """The benchmark of terms on the features: each gives a gradient, and the table has them all."""
 
+import argparse
+import dataclasses
+
 import pytest
 import torch
 
 import deep
+import wfilter
 
 TERMS = {idea: make for idea, (_, make) in deep.IDEAS.items() if make is not None}
 
@@ -33,11 +37,23 @@ def test_look_alikes_leave_nothing_to_do_at_their_own_target():
 def test_the_table_has_a_line_for_each_idea_weight_and_kind_of_gate():
     figures = dict.fromkeys(deep.FIGURES, 50.0) | {"by_row": {"probe_f": [40.0, 60.0]}}
     lines = [
-        {"gates": gates, "idea": "alike", "deep": weight, **figures}
+        {"gates": gates, "idea": "alike", "deep": weight, "rows": [0, 3], **figures}
         for gates, weight in (("soft", 1.0), ("soft", 1.0), ("hard", 1.0), ("soft", 3.0))
     ]
     assert deep.table(lines).splitlines()[2:] == [
-        "| soft | alike | 1 | 2 | 50.0 | 50.0 | 50.0 | 40 to 60 | 50.0 |",
-        "| hard | alike | 1 | 1 | 50.0 | 50.0 | 50.0 | 40 to 60 | 50.0 |",
-        "| soft | alike | 3 | 1 | 50.0 | 50.0 | 50.0 | 40 to 60 | 50.0 |",
+        "| soft | alike | 1 | 10 | 2 | 50.0 | 50.0 | 50.0 | 40 to 60 | 50.0 |",
+        "| hard | alike | 1 | 10 | 1 | 50.0 | 50.0 | 50.0 | 40 to 60 | 50.0 |",
+        "| soft | alike | 3 | 10 | 1 | 50.0 | 50.0 | 50.0 | 40 to 60 | 50.0 |",
     ]
+
+
+def test_runs_of_a_few_rows_have_a_line_apart_from_those_of_all():
+    old = {"gates": "soft", "idea": "rows-alike", "rows": [0, 3]}
+    counts = [deep.rows_trained(line) for line in (old, old | {"trained": 10}, {"gates": "-"})]
+    assert counts == ["2", "10", "-"]
+
+
+def test_every_idea_makes_a_recipe():
+    args = argparse.Namespace(hard=True, deep=5.0)
+    for idea in deep.IDEAS:
+        dataclasses.replace(wfilter.RECIPES["distill-soft"], **deep.changes_of(idea, args))

@@ -7,12 +7,14 @@ from torch import nn
 import wfilter
 from wfilter.recipes import (
     DISTILL,
+    DISTILL_SOFT,
     PAPER,
     RowAdam,
     blend,
     distill_pairs,
     get_recipe,
     paper_pairs,
+    row_pairs,
 )
 
 
@@ -96,6 +98,32 @@ def test_distill_without_sets_gives_labels():
     assert torch.equal(pairs.forget == torch.tensor([0, 1, 2])[pairs.sample], pairs.own)
 
 
+def test_row_pairs_put_every_sample_once_under_one_class_of_the_batch():
+    labels = torch.tensor([5, 3, 3, 8, 5, 3])
+    drawn = set()
+    for seed in range(20):
+        pairs = row_pairs(labels, 10, DISTILL_SOFT, generator(seed))
+        assert pairs.sample.tolist() == list(range(6))
+        assert len(pairs.forget.unique()) == 1
+        assert torch.equal(pairs.own, labels == pairs.forget)
+        drawn.add(int(pairs.forget[0]))
+    assert drawn == {3, 5, 8}
+
+
+def test_one_row_for_a_step_goes_neither_with_sets_nor_with_the_papers_objective():
+    with pytest.raises(ValueError, match="pairs='row' has one class for all images of a step"):
+        dataclasses.replace(DISTILL, pairs="row")
+    with pytest.raises(ValueError, match="Use objective='distill' and set_share=0"):
+        dataclasses.replace(PAPER, pairs="row")
+
+
+@pytest.mark.parametrize("change", [{"pairs": "mixed"}, {"patience": 3}, {"lambda_deep": -1.0}])
+def test_a_term_on_features_needs_one_row_and_no_validation(change):
+    deep = dataclasses.replace(DISTILL_SOFT, pairs="row", lambda_deep=5.0)
+    with pytest.raises(ValueError, match=r"Use lambda_deep > 0 with pairs='row' and patience=0"):
+        dataclasses.replace(deep, **change)
+
+
 def test_shares_of_two_processes_are_the_whole():
     pairs = paper_pairs(torch.arange(8) % 4, 4, PAPER, generator())
     parts = [pairs.share(rank, 2) for rank in range(2)]
@@ -126,7 +154,7 @@ def test_an_unknown_recipe_names_the_known_ones():
 
 
 @pytest.mark.parametrize(
-    "change", [{"objective": "x"}, {"gates": "x"}, {"depth": 0.0}, {"expansion": 0}]
+    "change", [{"objective": "x"}, {"gates": "x"}, {"pairs": "x"}, {"depth": 0.0}, {"expansion": 0}]
 )
 def test_impossible_settings_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):

@@ -28,9 +28,17 @@ class Recipe:
         lambda_retain: Weight of the retain term.
         lambda_forget: Weight of the forget term (the margin, in ``distill``).
         lambda_alpha: Weight of the regulariser, the mean of 1 - gate.
+        lambda_deep: Weight of a term on the features that the head sees: how well a ridge
+            regression on the images of a step tells the forgotten class from its look-alikes
+            (``distill``, ``pairs="row"``). Steps need more images than there are features, four
+            times as many in `benchmarks/deep.py`; a last, smaller batch goes without the term.
+            For one label per image, and one process.
         regulariser: ``"global"`` mean over all gates, or ``"layer"``: means per target, summed.
         epsilon: Added to the cross-entropy under the paper's reciprocal; it can be 0 in float32.
         margin: How far below the best remaining logit a forgotten one is pushed (``distill``).
+        pairs: ``"mixed"`` gives each image of a step rows or sets of its own, ``"row"`` gives all
+            of them one row, that of a class in the batch (``distill``). Each image then counts
+            once, whatever ``expansion`` and ``forget_share`` say.
         forget_share: Share of pairs in which a sample forgets its own class (``distill``).
         set_share: Share of pairs with a set of 2 or more classes (``distill``).
         max_set: Largest set drawn in training.
@@ -56,9 +64,11 @@ class Recipe:
     lambda_retain: float = 1.0
     lambda_forget: float = 1.0
     lambda_alpha: float = 1.0
+    lambda_deep: float = 0.0
     regulariser: str = "global"
     epsilon: float = 1e-6
     margin: float = 5.0
+    pairs: str = "mixed"
     forget_share: float = 0.5
     set_share: float = 0.0
     max_set: int = 5
@@ -74,6 +84,7 @@ class Recipe:
         _one_of(self, "optimiser", "sgd", "adam", "row_adam")
         _one_of(self, "schedule", "constant", "cosine")
         _one_of(self, "regulariser", "global", "layer")
+        _one_of(self, "pairs", "mixed", "row")
         _one_of(self, "gates", "soft", "hard")
         for name in ("blend", "forget_share", "set_share"):
             if not 0 <= getattr(self, name) <= 1:
@@ -82,6 +93,18 @@ class Recipe:
             raise ValueError(
                 f"blend={self.blend} has no meaning for the paper's objective: a blended image has "
                 "no label. Use objective='distill', or blend=0."
+            )
+        if self.pairs == "row" and (self.objective == "paper" or self.set_share):
+            raise ValueError(
+                f"pairs='row' has one class for all images of a step, but objective="
+                f"{self.objective!r} and set_share={self.set_share}. Use objective='distill' and "
+                "set_share=0, or pairs='mixed'."
+            )
+        if self.lambda_deep and (self.pairs != "row" or self.patience or self.lambda_deep < 0):
+            raise ValueError(
+                f"lambda_deep={self.lambda_deep} compares the images of a step under one row, and "
+                f"has no place in a validation; pairs={self.pairs!r}, patience={self.patience}. "
+                "Use lambda_deep > 0 with pairs='row' and patience=0, or lambda_deep=0."
             )
         if self.expansion < 1 or not 0 < self.depth <= 1 or not self.learning_rate > 0:
             raise ValueError(
@@ -233,6 +256,21 @@ def distill_pairs(
     size[torch.rand(number, generator=generator) >= recipe.set_share] = 1
     rank = scores.argsort(1, descending=True).argsort(1)
     return Pairs(sample, rank < size[:, None], own, recipe.expansion)
+
+
+def row_pairs(
+    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+) -> Pairs:
+    """Each sample once, all of them under the row of one class of the batch.
+
+    Example:
+        >>> pairs = row_pairs(torch.tensor([2, 1, 2]), 3, DISTILL, torch.Generator().manual_seed(0))
+        >>> pairs.forget.tolist(), pairs.own.tolist()
+        ([1, 1, 1], [False, True, False])
+    """
+    classes = torch.unique(labels)
+    row = classes[torch.randint(len(classes), (1,), generator=generator)]
+    return Pairs(torch.arange(len(labels)), row.expand(len(labels)), labels == row)
 
 
 def blend(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

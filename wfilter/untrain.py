@@ -17,6 +17,7 @@ from torch import Tensor
 from wfilter import losses
 from wfilter.gates import HARD
 from wfilter.history import History, ProgressBar, Record
+from wfilter.metrics.probe import penultimate_features
 from wfilter.model import FilteredModel
 from wfilter.recipes import (
     Pairs,
@@ -26,6 +27,7 @@ from wfilter.recipes import (
     distill_pairs,
     get_recipe,
     paper_pairs,
+    row_pairs,
 )
 from wfilter.resume import Keeper
 
@@ -171,6 +173,7 @@ class Run:
         for name, value in (("epochs", epochs), ("steps", steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
+        self._refuse_deep(compile)
         if device is not None:
             self.wf.to(device)
         self.device = self.wf.alphas.device
@@ -194,11 +197,20 @@ class Run:
         self.shares = not compile
         self.optimiser = _optimiser(self.recipe, self.wf)
 
+    def _refuse_deep(self, compile: bool) -> None:
+        compiled = compile or self.wf._compiled is not None
+        if self.recipe.lambda_deep and (self.world > 1 or compiled):
+            raise ValueError(
+                f"lambda_deep={self.recipe.lambda_deep} needs the features of all images of a step "
+                "in one eager process. Run one process without compile, or use lambda_deep=0."
+            )
+
     def _prepare_alphas(self) -> None:
         """Pin shallow targets open, and start fresh hard gates close to their threshold."""
         wf, recipe = self.wf, self.recipe
         wf.hard = recipe.gates == "hard"
-        wf.sparse = recipe.set_share == 0 and wf.num_classes > 256
+        # The term on features takes one row for a whole step, and its gradient is dense.
+        wf.sparse = recipe.set_share == 0 and wf.num_classes > 256 and not recipe.lambda_deep
         wf.alphas.requires_grad_(True)
         names = [target.name for target in wf.targets]
         count = max(1, math.ceil(recipe.depth * len(names)))
@@ -273,8 +285,8 @@ class Run:
         pairs = pairs.share(self.rank, self.world)
         before = self.wf.alphas.detach().clone() if not self.wf.sparse else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            logits = self._logits(images, pairs)
-        loss = _objective(self.recipe, self.wf, logits.float(), base, pairs, rows, labels)
+            logits, features = self._logits_and_features(images, pairs)
+        loss = _objective(self.recipe, self.wf, logits.float(), base, pairs, rows, labels, features)
         self._refuse_bad_loss(loss)
         self._set_learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
@@ -290,6 +302,27 @@ class Run:
         self.step, self.position = self.step + 1, self.position + 1
         self.between_steps = True
         return record
+
+    def _logits_and_features(self, images: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor | None]:
+        """The logits, and for a recipe with a term on them the features that the head sees."""
+        if not self.recipe.lambda_deep:
+            return self._logits(images, pairs), None
+        logits: list[Tensor] = []
+
+        def forward(x: Tensor) -> Tensor:
+            logits.append(self.wf(x, int(pairs.forget[0])))  # exact without vmap, for any target
+            return logits[-1]
+
+        features = penultimate_features(self.wf.base, images, forward=forward)
+        enough = len(images) > features.shape[1]
+        if not enough and self.position == 0:  # later ones may be what is left of an epoch
+            raise ValueError(
+                f"lambda_deep={self.recipe.lambda_deep} tells images apart by "
+                f"{features.shape[1]} features, which is always possible in a batch of "
+                f"{len(images)}. Use larger batches, four times as many images as features, or "
+                "lambda_deep=0."
+            )
+        return logits[0], features if enough else None
 
     def _logits(self, images: Tensor, pairs: Pairs) -> Tensor:
         forget = pairs.forget.to(self.device)
@@ -320,6 +353,11 @@ class Run:
                 raise ValueError("the paper recipe needs labels: give batches (images, labels).")
             return base.argmax(1).cpu()
         if labels.ndim == 2:
+            if self.recipe.lambda_deep:
+                raise ValueError(
+                    f"lambda_deep={self.recipe.lambda_deep} tells one class from the others, but "
+                    "these images have several labels each. Use lambda_deep=0."
+                )
             chosen = torch.rand(labels.shape, generator=generator) * (labels.cpu() > 0)
             if bool((chosen.amax(1) == 0).any()):
                 raise ValueError(
@@ -500,7 +538,8 @@ def _take(labels: Tensor | None, index: Tensor) -> Tensor | None:
 def _pairs(recipe: Recipe, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
     if num_classes < 2:
         raise ValueError("untraining needs at least 2 classes: with 1 there is nothing to retain.")
-    make = paper_pairs if recipe.objective == "paper" else distill_pairs
+    mixed = paper_pairs if recipe.objective == "paper" else distill_pairs
+    make = row_pairs if recipe.pairs == "row" else mixed
     return make(rows, num_classes, recipe, generator)
 
 
@@ -512,6 +551,7 @@ def _objective(
     pairs: Pairs,
     rows: Tensor,
     labels: Tensor | None,
+    features: Tensor | None = None,
 ) -> Tensor:
     """The recipe's loss over the pairs of a step."""
     sample, forget = pairs.sample.to(logits.device), pairs.forget.to(logits.device)
@@ -531,6 +571,10 @@ def _objective(
         if bool(own.any()):
             away = losses.reciprocal(logits[own], truth[own], recipe.epsilon)
             loss = loss + recipe.lambda_forget * away
+    if features is not None:
+        own = pairs.own.to(logits.device)
+        others = losses.look_alikes(base[sample], forget, own)
+        loss = loss + recipe.lambda_deep * losses.ridge_probe(features.float(), own, others)
     if recipe.lambda_alpha:
         rows_used = torch.unique(forget) if wf.sparse else slice(None)
         alphas = [alpha[rows_used] for alpha in wf.alpha.values()]

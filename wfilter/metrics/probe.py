@@ -129,6 +129,7 @@ def penultimate_features(
 ) -> Tensor:
     """What the classifier's head sees, (samples, width): its input, caught by a hook.
 
+    Gradients flow through it where the forward has them.
     A model with several heads (distilled DeiT) gives timm's ``forward_head(pre_logits=True)``.
 
     Args:
@@ -148,7 +149,7 @@ def penultimate_features(
         return _flat(timm_model.forward_head(timm_model.forward_features(images), pre_logits=True))
     seen: list[Tensor] = []
     module = head or find_head(model)
-    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     try:
         (forward or model)(images)
     finally:
