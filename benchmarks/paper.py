@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import statistics
 import subprocess
 import sys
 import time
@@ -29,6 +28,8 @@ import torch
 from torch import nn
 
 import wfilter
+from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
+from paper_tables import key_of, read_lines, table1, table2
 from wfilter import baselines, data, zoo
 from wfilter.bench import environment
 from wfilter.columns import Budget
@@ -36,11 +37,6 @@ from wfilter.evaluate import make_bench, report_on
 from wfilter.subjects import Subject
 
 RESULTS = Path(__file__).parent / "results"
-DATASETS = ("mnist", "cifar10", "imagenet")
-BACKBONES = ("vgg16", "resnet18", "vit_tiny", "vit_small", "resnet50", "resnet101")
-FILTERED = ("paper", "distill", "distill-soft")
-RIVALS = ("retrained", "random_labels", "negative_gradients")
-METHODS = ("original", *FILTERED, *RIVALS)
 TIMM = {
     "vgg16": "vgg16.tv_in1k",
     "resnet18": "resnet18.tv_in1k",
@@ -48,75 +44,6 @@ TIMM = {
     "resnet101": "resnet101.tv_in1k",
     "vit_tiny": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
     "vit_small": "vit_small_patch16_224.augreg_in21k_ft_in1k",
-}
-
-# Tables 1 and 2 of the paper: Acc_r, Acc_f, ZRF, relearn epochs (classes never relearned);
-# insertion, deletion. ZRF of ImageNet is printed there as a share, here as a percentage.
-PAPER: dict[tuple[str, str, str], tuple[float | str, ...]] = {
-    ("mnist", "vgg16", "original"): (99.6, 99.6, 48.0),
-    ("mnist", "vgg16", "retrained"): (99.4, 0.0, 48.7, "74.5 (5)"),
-    ("mnist", "vgg16", "random_labels"): (99.6, 0.0, 53.3, "40.3 (0)"),
-    ("mnist", "vgg16", "negative_gradients"): (99.4, 0.0, 48.3, "24.6 (0)"),
-    ("mnist", "vgg16", "paper"): (73.2, 0.0, 79.2, "27.6 (1)"),
-    ("mnist", "resnet18", "original"): (99.6, 99.6, 47.0),
-    ("mnist", "resnet18", "retrained"): (99.4, 0.0, 48.7, "43.6 (0)"),
-    ("mnist", "resnet18", "random_labels"): (99.4, 0.0, 57.1, "15.7 (0)"),
-    ("mnist", "resnet18", "negative_gradients"): (99.2, 0.0, 52.1, "20.1 (0)"),
-    ("mnist", "resnet18", "paper"): (94.0, 9.68, 63.1, "22.7 (0)"),
-    ("mnist", "vit_tiny", "original"): (98.9, 98.9, 47.2),
-    ("mnist", "vit_tiny", "retrained"): (99.0, 0.0, 50.2, "71.4 (7)"),
-    ("mnist", "vit_tiny", "random_labels"): (98.3, 0.0, 48.7, "81.9 (8)"),
-    ("mnist", "vit_tiny", "negative_gradients"): (98.4, 0.0, 54.6, "71.6 (7)"),
-    ("mnist", "vit_tiny", "paper"): (93.5, 0.0, 47.4, ">100 (10)"),
-    ("mnist", "vit_small", "original"): (99.0, 98.9, 47.1),
-    ("mnist", "vit_small", "retrained"): (99.0, 0.0, 49.5, "91.5 (8)"),
-    ("mnist", "vit_small", "random_labels"): (99.5, 0.0, 50.4, "74.1 (7)"),
-    ("mnist", "vit_small", "negative_gradients"): (99.6, 0.0, 52.3, "44.1 (4)"),
-    ("mnist", "vit_small", "paper"): (94.0, 0.0, 48.0, "91.0 (9)"),
-    ("cifar10", "vgg16", "original"): (93.0, 93.0, 48.3),
-    ("cifar10", "vgg16", "retrained"): (89.9, 0.0, 50.1, "65.3 (5)"),
-    ("cifar10", "vgg16", "random_labels"): (88.7, 0.0, 52.5, "56.5 (5)"),
-    ("cifar10", "vgg16", "negative_gradients"): (89.4, 0.0, 51.6, "76.7 (7)"),
-    ("cifar10", "vgg16", "paper"): (80.2, 18.3, 57.4, "54.2 (5)"),
-    ("cifar10", "resnet18", "original"): (93.9, 94.0, 48.0),
-    ("cifar10", "resnet18", "retrained"): (90.5, 0.0, 51.4, ">100 (10)"),
-    ("cifar10", "resnet18", "random_labels"): (90.6, 0.0, 59.4, "21.6 (0)"),
-    ("cifar10", "resnet18", "negative_gradients"): (92.4, 0.0, 55.2, "31.3 (3)"),
-    ("cifar10", "resnet18", "paper"): (79.7, 9.25, 63.9, "94.3 (9)"),
-    ("cifar10", "vit_tiny", "original"): (78.0, 78.0, 49.8),
-    ("cifar10", "vit_tiny", "retrained"): (71.2, 0.0, 67.6, "52.2 (4)"),
-    ("cifar10", "vit_tiny", "random_labels"): (73.2, 0.0, 57.7, "83.5 (8)"),
-    ("cifar10", "vit_tiny", "negative_gradients"): (74.4, 0.0, 50.1, "81.7 (8)"),
-    ("cifar10", "vit_tiny", "paper"): (73.5, 0.0, 59.8, ">100 (10)"),
-    ("cifar10", "vit_small", "original"): (85.2, 85.2, 53.6),
-    ("cifar10", "vit_small", "retrained"): (75.5, 0.0, 61.3, "51.1 (4)"),
-    ("cifar10", "vit_small", "random_labels"): (74.8, 0.0, 50.8, "75.0 (6)"),
-    ("cifar10", "vit_small", "negative_gradients"): (75.5, 0.0, 51.7, "61.7 (5)"),
-    ("cifar10", "vit_small", "paper"): (74.7, 0.0, 59.7, "81.1 (8)"),
-    ("imagenet", "vgg16", "original"): (71.2, 71.3, 35.0),
-    ("imagenet", "vgg16", "paper"): (64.1, 1.89, 53.0),
-    ("imagenet", "resnet18", "original"): (70.5, 70.3, 35.0),
-    ("imagenet", "resnet18", "paper"): (64.4, 1.47, 40.0),
-    ("imagenet", "vit_tiny", "original"): (75.6, 75.5, 34.0),
-    ("imagenet", "vit_tiny", "paper"): (68.0, 2.51, 44.0),
-    ("imagenet", "vit_small", "original"): (82.3, 82.2, 34.0),
-    ("imagenet", "vit_small", "paper"): (69.2, 9.46, 45.0),
-    ("imagenet", "resnet50", "paper"): (72.6, 0.0),
-    ("imagenet", "resnet101", "paper"): (74.4, 0.0),
-}
-PAPER_CURVES = {
-    ("mnist", "vgg16"): (0.78, 0.09),
-    ("cifar10", "vgg16"): (0.79, 0.10),
-    ("imagenet", "vgg16"): (0.73, 0.05),
-    ("mnist", "resnet18"): (0.79, 0.05),
-    ("cifar10", "resnet18"): (0.69, 0.06),
-    ("imagenet", "resnet18"): (0.75, 0.04),
-    ("mnist", "vit_tiny"): (0.90, 0.07),
-    ("cifar10", "vit_tiny"): (0.88, 0.05),
-    ("imagenet", "vit_tiny"): (0.60, 0.04),
-    ("mnist", "vit_small"): (0.90, 0.08),
-    ("cifar10", "vit_small"): (0.88, 0.14),
-    ("imagenet", "vit_small"): (0.75, 0.04),
 }
 
 
@@ -260,17 +187,6 @@ def filtered(
     return wf
 
 
-# ---- lines and tables ---------------------------------------------------------------------------
-
-
-def key_of(line: dict[str, Any]) -> tuple[str, str, str, int]:
-    return line["dataset"], line["backbone"], line["method"], line["seed"]
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def add_line(path: Path, line: dict[str, Any]) -> None:
     print(json.dumps({k: v for k, v in line.items() if k != "report"}))
     report = wfilter.Report.from_json(json.dumps(line["report"]))
@@ -279,94 +195,6 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def mean_of(lines: list[dict[str, Any]], column: str) -> float | None:
-    """Mean over seeds of a report's column, itself a mean over rows."""
-    values = []
-    for line in lines:
-        report = wfilter.Report.from_json(json.dumps(line["report"]))
-        if column in [c.name for c in report.columns]:
-            values.append(report.value(report.methods[0], column))
-    return statistics.mean(values) if values else None
-
-
-def shown(value: float | None, digits: int = 1, scale: float = 1.0) -> str:
-    return "-" if value is None else f"{scale * value:.{digits}f}"
-
-
-def table1(lines: list[dict[str, Any]]) -> str:
-    """Acc_r / Acc_f / ZRF / relearn epochs, the paper's and ours."""
-    rows = [
-        "# Acc_r, Acc_f, ZRF and relearn time: the paper's and ours",
-        "",
-        "Rebuilt by `python benchmarks/paper.py --tables` from `paper.jsonl`, which has the "
-        "command, seed, commit and environment of every line. Accuracies and ZRF in per cent; "
-        "relearn epochs of the baked model's weights. `paper` is the paper's WF-Net, on our side "
-        "its recipe as we read it; `distill` is our recipe. A dash in the paper's column: not in "
-        "the paper; in ours: not measured, with the reason.",
-        "",
-        "| dataset | backbone | method | the paper: Acc_r / Acc_f / ZRF / relearn "
-        "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds, test images |",
-        "|---|---|---|---|---|---|",
-    ]
-    for dataset, backbone, method in keys(lines):
-        found = of(lines, dataset, backbone, method)
-        printed = PAPER.get((dataset, backbone, method), ())
-        theirs = " / ".join(f"{v}" for v in printed) or "-"
-        cells = [mean_of(found, "Acc_r"), mean_of(found, "Acc_f"), mean_of(found, "ZRF")]
-        ours = [shown(value, digits, 100.0) for value, digits in zip(cells, (2, 2, 1))]
-        ours.append(shown(mean_of(found, "relearn weights"), 1))
-        count = "-"
-        if found:
-            images = found[0]["report"]["facts"]["test images"]["in all"]
-            count = f"{len(found[0]['rows'])}, {len(found)}, {images:,}"
-        mine = " / ".join(ours) if found else f"- ({why_not(dataset, backbone)})"
-        rows.append(f"| {dataset} | {backbone} | {method} | {theirs} | {mine} | {count} |")
-    return "\n".join([*rows, ""])
-
-
-def table2(lines: list[dict[str, Any]]) -> str:
-    """Insertion and deletion, the paper's and ours with the random control."""
-    rows = [
-        "# Insertion and deletion: the paper's and ours",
-        "",
-        "Rebuilt by `python benchmarks/paper.py --tables`. In brackets the random-order control.",
-        "",
-        "| dataset | backbone | the paper: insertion / deletion | method "
-        "| ours: insertion / deletion |",
-        "|---|---|---|---|---|",
-    ]
-    for dataset, backbone in PAPER_CURVES:
-        theirs = " / ".join(f"{v:.2f}" for v in PAPER_CURVES[dataset, backbone])
-        methods = [m for m in FILTERED if of(lines, dataset, backbone, m)] or ["-"]
-        for method in methods:
-            found = of(lines, dataset, backbone, method)
-            cells = [
-                f"{shown(mean_of(found, name), 3)} ({shown(mean_of(found, 'random ' + name), 3)})"
-                for name in ("insertion", "deletion")
-            ]
-            mine = " / ".join(cells) if found else f"- ({why_not(dataset, backbone)})"
-            rows.append(f"| {dataset} | {backbone} | {theirs} | {method} | {mine} |")
-    return "\n".join([*rows, ""])
-
-
-def why_not(dataset: str, backbone: str) -> str:
-    """Why a cell of ours is empty."""
-    if dataset == "imagenet" and backbone != "vit_tiny":
-        return "no weights among the data; --random-weights tries the path"
-    return "not run"
-
-
-def keys(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Every cell of the paper and every line of ours, in the paper's order."""
-    every = {*PAPER, *(key_of(line)[:3] for line in lines)}
-    order = (DATASETS, BACKBONES, METHODS)
-    return sorted(every, key=lambda key: [names.index(k) for names, k in zip(order, key)])
-
-
-def of(lines: list[dict[str, Any]], dataset: str, backbone: str, method: str) -> list[dict]:
-    return [line for line in lines if key_of(line)[:3] == (dataset, backbone, method)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The paper's tables: all of its numbers, and ours only from stored lines."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,17 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import paper_tables
 import wfilter
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "paper.py"
-
-
-@pytest.fixture(scope="module")
-def paper():
-    spec = importlib.util.spec_from_file_location("paper", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def line(**changes):
@@ -39,24 +31,24 @@ def cells(table, *start):
     return [cell.strip() for cell in row.strip("|").split("|")][len(start) :]
 
 
-def test_without_lines_the_tables_have_the_papers_numbers_and_dashes(paper):
-    table = paper.table1([])
+def test_without_lines_the_tables_have_the_papers_numbers_and_dashes():
+    table = paper_tables.table1([])
     assert cells(table, "cifar10", "resnet18", "paper") == [
         "79.7 / 9.25 / 63.9 / 94.3 (9)",
         "- (not run)",
         "-",
     ]
-    assert table.count("\n| ") == len(paper.PAPER) + 1
-    assert cells(paper.table2([]), "imagenet", "vit_tiny") == [
+    assert table.count("\n| ") == len(paper_tables.PAPER) + 1
+    assert cells(paper_tables.table2([]), "imagenet", "vit_tiny") == [
         "0.60 / 0.04",
         "-",
         "- (not run)",
     ]
 
 
-def test_a_stored_line_fills_its_cell_and_no_other(paper):
+def test_a_stored_line_fills_its_cell_and_no_other():
     lines = [line(), line(seed=1)]
-    table = paper.table1(lines)
+    table = paper_tables.table1(lines)
     theirs, ours, count = cells(table, "cifar10", "resnet18", "distill")
     report = wfilter.Report.from_json(json.dumps(lines[0]["report"]))
     assert theirs == "-"
