@@ -6,21 +6,27 @@
     python benchmarks/paper.py --tables        # rebuild results/table1.md and table2.md
 
 A run measures one method on one backbone and appends a JSON line with its command, seed, commit and
-environment to ``results/paper.jsonl``; one that is there already is not run again, and an
-interrupted untraining goes on from its checkpoint. ``--quick`` tries the whole way in a minute.
+environment to ``results/paper.jsonl``; one that is there already is not run again (``--again``
+does, and of two lines the later counts), and an interrupted untraining goes on from its checkpoint.
+``--quick`` tries the whole way in a minute.
+
 CIFAR-10 and ImageNet originals come with the data (WFILTER_DATA); others are trained first by
-``benchmarks/originals.py`` and found through ``--originals``. Rivals forget the classes in
-``--rows`` one at a time.
+``benchmarks/originals.py`` and found through ``--originals``, and so are the retrained models: one
+for each class, by ``originals.py --without CLASS`` with the original's own recipe. Rivals forget
+the classes in ``--rows`` one at a time. Relearning is what costs most: ``--relearn-rows 0 3 8``
+measures it on some of the rows, ``--relearn-epochs`` is the cap.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import shlex
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +34,9 @@ import torch
 from torch import nn
 
 import wfilter
+from originals import stem_name
 from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
-from paper_tables import key_of, read_lines, table1, table2
+from paper_tables import key_of, latest, read_lines, table1, table2
 from wfilter import baselines, data, zoo
 from wfilter.bench import environment
 from wfilter.columns import Budget
@@ -52,12 +59,12 @@ def main() -> None:
     if not args.tables:
         done = {key_of(line) for line in read_lines(args.out)}
         key = (args.dataset, args.backbone, args.method, args.seed)
-        if key in done and not args.quick:
+        if key in done and not (args.quick or args.again):
             print(f"{' '.join(map(str, key))}: measured already; its line is in {args.out}.")
         else:
             add_line(args.out, measure(args))
     if not args.quick:
-        lines = read_lines(args.out)
+        lines = latest(read_lines(args.out))
         (args.out.parent / "table1.md").write_text(table1(lines))
         (args.out.parent / "table2.md").write_text(table2(lines))
 
@@ -76,18 +83,27 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--test-images", type=int, default=10_000)
     parser.add_argument("--few-images", type=int, default=1000, help="for ZRF, relearning, curves")
     parser.add_argument("--relearn-epochs", type=int, default=100, help="the cap; 0 leaves it out")
+    parser.add_argument("--relearn-rows", type=int, nargs="+", help="default: all of --rows")
+    parser.add_argument("--rival-images", type=int, help="default: all of --train-images")
+    parser.add_argument("--rival-batch-size", type=int, default=64)
+    parser.add_argument("--rival-epochs", type=int, help="default: the baseline's own")
+    parser.add_argument("--rival-lr", type=float, help="default: the baseline's own")
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
     parser.add_argument("--originals", type=Path, default=Path("originals"))
     parser.add_argument("--random-weights", action="store_true", help="to try a path without them")
     parser.add_argument("--keep", type=Path, default=Path("runs"), help="checkpoints and filters")
     parser.add_argument("--out", type=Path, default=RESULTS / "paper.jsonl")
+    parser.add_argument("--again", action="store_true", help="also what has been measured")
     parser.add_argument("--quick", action="store_true", help="tiny numbers; stores nothing")
     parser.add_argument("--tables", action="store_true", help="only rebuild the tables")
     args = parser.parse_args()
     if args.quick:
         args.steps, args.batch_size, args.train_images, args.test_images = 2, 4, 40, 40
         args.few_images, args.relearn_epochs = 20, 1
-        args.rows = args.rows or [3]
+        args.rows, args.rival_epochs = args.rows or args.relearn_rows or [3], 1
+    stray = set(args.relearn_rows or ()) - set(args.rows or args.relearn_rows or ())
+    if stray:
+        parser.error(f"--relearn-rows has {sorted(stray)}, which --rows has not")
     return args
 
 
@@ -110,11 +126,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         budget=budget, seed=args.seed,
     )  # fmt: skip
     began = time.process_time()
-    subject = make_subject(args, model, train, bench.rows)
+    subject, options = make_subject(args, model, train, bench.rows)
     spent = time.process_time() - began
-    names = ["accuracy", "zrf"] + (["relearn"] if args.relearn_epochs else [])
-    names += ["curves"] if args.method in FILTERED else []
-    report = report_on(subject, bench, names)
+    names = ["accuracy", "zrf"] + (["curves"] if args.method in FILTERED else [])
+    parts = [report_on(subject, bench, names)]
+    if args.relearn_epochs:
+        some = replace(subject, rows=tuple(args.relearn_rows or subject.rows))
+        parts.append(report_on(some, bench, ["relearn"]))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "dataset": args.dataset,
@@ -122,8 +140,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "method": args.method,
         "seed": args.seed,
         "rows": list(bench.rows),
-        "report": json.loads(report.to_json()),
-        "cpu_seconds": round(spent, 1),
+        "options": options,
+        "report": json.loads(wfilter.Report.join(parts).to_json()),
+        "cpu_seconds": None if "files" in options else round(spent, 1),
         "command": shlex.join(["python", *sys.argv]),
         "commit": commit.stdout.strip(),
         **environment(),
@@ -136,16 +155,24 @@ def original(args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
         spec, facts = f"timm:{TIMM[args.backbone]}", {}
         weights = None if args.random_weights else zoo.weights_path(spec, args.root)
         return zoo.build(spec, weights=weights), facts
-    name = f"{args.backbone}-{args.dataset.removesuffix('10')}"
-    trained = args.originals / f"{name}-s{args.seed}.safetensors"
+    name = zoo_name(args)
+    trained = args.originals / f"{stem_name(name, args.seed)}.safetensors"
     if args.random_weights:
         weights = None
     elif trained.exists():
         weights = trained
     else:
         weights = zoo.weights_path(f"wfilter:{name}", args.root)
+    return built(name, weights), vars(zoo.input_facts(f"wfilter:{name}"))
+
+
+def zoo_name(args: argparse.Namespace) -> str:
+    return f"{args.backbone}-{args.dataset.removesuffix('10')}"
+
+
+def built(name: str, weights: Path | None) -> nn.Module:
     model = zoo.build(f"wfilter:{name}", weights=weights)
-    return model.to(memory_format=torch.channels_last), vars(zoo.input_facts(f"wfilter:{name}"))
+    return model.to(memory_format=torch.channels_last)
 
 
 def shuffled(images: data.ImageSet, count: int, seed: int) -> data.ImageSet:
@@ -155,18 +182,62 @@ def shuffled(images: data.ImageSet, count: int, seed: int) -> data.ImageSet:
 
 def make_subject(
     args: argparse.Namespace, model: nn.Module, train: data.ImageSet, rows: tuple[int, ...]
-) -> Subject:
+) -> tuple[Subject, dict[str, Any]]:
+    """The method under test, and the settings it was made with."""
     if args.method == "original":
-        return Subject.of_one("original", model, rows)
+        return Subject.of_one("original", model, rows), {}
     if args.method in FILTERED:
-        return Subject.of_filtered(filtered(args, model, train), rows)
-    batches = data.batches(train, 64, shuffle=True, seed=args.seed)
-    options = {args.method: {"seed": args.seed}}
-    made = {
-        row: baselines.run(model, row, batches, methods=[args.method], options=options)
-        for row in rows
-    }
-    return Subject.of_models(args.method, {row: m[args.method].model for row, m in made.items()})
+        told = ("steps", "batch_size", "train_images")
+        options = {"files": [args.filters.name]} if args.filters else pick(args, told)
+        return Subject.of_filtered(filtered(args, model, train), rows), options
+    if args.method == "retrained":
+        models, files = retrained(args, rows)
+        return Subject.of_models("retrained", models), {"files": files}
+    images = shuffled(train, args.rival_images or len(train), args.seed)
+    batches = data.batches(images, args.rival_batch_size, shuffle=True, seed=args.seed)
+    method = baselines.METHODS[args.method]
+    settings = {"epochs": args.rival_epochs, "lr": args.rival_lr}
+    for name, value in settings.items():
+        if value is None:
+            settings[name] = inspect.signature(method).parameters[name].default
+    models = {row: method(model, row, batches, seed=args.seed, **settings) for row in rows}
+    told = {"images": len(images), "batch_size": args.rival_batch_size, **settings}
+    return Subject.of_models(args.method, models), told
+
+
+def retrained(
+    args: argparse.Namespace, rows: tuple[int, ...]
+) -> tuple[dict[int, nn.Module], list[str]]:
+    """For each row a model that never saw the class, and the files they come from."""
+    if args.dataset == "imagenet":
+        raise SystemExit("retrained models are made for mnist and cifar10 only, as in the paper.")
+    name = zoo_name(args)
+    paths = {row: args.originals / f"{stem_name(name, args.seed, row)}.safetensors" for row in rows}
+    if args.random_weights:
+        return {row: built(name, None) for row in rows}, []
+    commands = [training_command(args, name, row) for row, p in paths.items() if not p.exists()]
+    if commands:
+        raise SystemExit("retrained models are lacking. Make them first:\n" + "\n".join(commands))
+    models = {row: built(name, path) for row, path in paths.items()}
+    return models, [path.name for path in paths.values()]
+
+
+def training_command(args: argparse.Namespace, name: str, row: int) -> str:
+    """What trained the original, without the class; the defaults where no log tells."""
+    for line in read_lines(args.originals / "originals.jsonl"):
+        told = line["settings"]
+        whole = told.get("without") is None and told.get("limit") is None
+        if whole and (told["model"], told["seed"]) == (name, args.seed):
+            return f"{line['command']} --without {row}"
+    augment = " --pad 4 --flip" if args.dataset == "cifar10" else ""
+    return (
+        f"python benchmarks/originals.py --model {name} --data {args.dataset}{augment} "
+        f"--seed {args.seed} --out {args.originals} --without {row}"
+    )
+
+
+def pick(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names}
 
 
 def filtered(
