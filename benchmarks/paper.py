@@ -3,7 +3,7 @@
     python benchmarks/paper.py --dataset cifar10 --backbone resnet18 --method distill --seed 0
     python benchmarks/paper.py --dataset mnist --backbone vit_tiny --method retrained --rows 0 3 8
     python benchmarks/paper.py --dataset imagenet --backbone vit_tiny --method distill
-    python benchmarks/paper.py --tables        # rebuild results/table1.md and table2.md
+    python benchmarks/paper.py --tables     # rebuild table1.md, table2.md and the README's tables
 
 A run measures one method on one backbone and appends a JSON line with its command, seed, commit and
 environment to ``results/paper.jsonl``; one that is there already is not run again (``--again``
@@ -36,14 +36,14 @@ from torch import nn
 import wfilter
 from originals import stem_name
 from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
-from paper_tables import key_of, latest, read_lines, table1, table2
+from paper_tables import RESULTS, key_of, read_lines, read_runs, table1, table2, with_tables
 from wfilter import baselines, data, zoo
 from wfilter.bench import environment
 from wfilter.columns import Budget
 from wfilter.evaluate import make_bench, report_on
 from wfilter.subjects import Subject
 
-RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parents[1] / "README.md"
 TIMM = {
     "vgg16": "vgg16.tv_in1k",
     "resnet18": "resnet18.tv_in1k",
@@ -64,9 +64,11 @@ def main() -> None:
         else:
             add_line(args.out, measure(args))
     if not args.quick:
-        lines = latest(read_lines(args.out))
-        (args.out.parent / "table1.md").write_text(table1(lines))
-        (args.out.parent / "table2.md").write_text(table2(lines))
+        runs = read_runs(args.out)
+        (args.out.parent / "table1.md").write_text(table1(runs))
+        (args.out.parent / "table2.md").write_text(table2(runs))
+        if args.tables and args.out.parent == RESULTS:
+            README.write_text(with_tables(README.read_text(), runs))
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,10 @@ def cells(table, *start):
     return [cell.strip() for cell in row.strip("|").split("|")][len(start) :]
 
 
+def runs(*lines):
+    return [paper_tables.run_of(stored) for stored in lines]
+
+
 def test_without_lines_the_tables_have_the_papers_numbers_and_dashes():
     table = paper_tables.table1([])
     assert cells(table, "cifar10", "resnet18", "paper") == [
@@ -49,18 +54,103 @@ def test_without_lines_the_tables_have_the_papers_numbers_and_dashes():
         "0.60 / 0.04",
         "-",
         "- (not run)",
+        "-",
     ]
 
 
 def test_a_stored_line_fills_its_cell_and_no_other():
-    lines = [line(), line(seed=1)]
-    table = paper_tables.table1(lines)
+    stored = line()
+    table = paper_tables.table1(runs(stored))
     theirs, ours, count = cells(table, "cifar10", "resnet18", "distill")
-    report = wfilter.Report.from_json(json.dumps(lines[0]["report"]))
+    report = wfilter.Report.from_json(json.dumps(stored["report"]))
     assert theirs == "-"
     assert ours.startswith(f"{100 * report.value('wfilter', 'Acc_r'):.2f} / ")
-    assert count == "3, 2, 30"
+    assert count == "3, 1, 30"
     assert cells(table, "cifar10", "resnet18", "paper")[1] == "- (not run)"
+
+
+def test_seeds_have_a_spread_and_their_test_images_a_range():
+    both = [run("resnet18", Acc_r=value, seed=seed) for seed, value in enumerate((90.0, 92.0))]
+    both[1] = replace(both[1], test_images=1000)
+    _, ours, count = cells(paper_tables.table1(both), "cifar10", "resnet18", "distill")
+    assert ours == "91.00 ± 1.41 / - / - / -"
+    assert count == "10, 2, 1,000 to 10,000"
+
+
+def run(backbone, *, dataset="cifar10", method="distill", seed=0, epochs=(), cap=100, **numbers):
+    facts = {"rows": 10, "test_images": 10_000, "epochs": epochs, "cap": cap}
+    return paper_tables.Run(dataset, backbone, method, seed, numbers=numbers, **facts)
+
+
+def listed(text):
+    """The lines of the list at the end of a table."""
+    part = text.split("## Where the paper")[1].split("\n## ")[0]
+    return [tuple(cell.strip() for cell in row.split("|")[1:-1]) for row in part.split("\n")[6:-1]]
+
+
+def test_the_list_has_the_numbers_of_the_paper_that_are_better_in_their_own_direction():
+    ours = run("resnet18", Acc_r=79.0, Acc_f=9.26, ZRF=64.0, epochs=(95,) * 10)
+    worse = [("cifar10", "resnet18", "Acc_r ↑", "79.7", "79.00")]
+    worse += [("cifar10", "resnet18", "Acc_f ↓", "9.25", "9.26")]
+    assert listed(paper_tables.table1([ours])) == worse
+    assert "In 2 of the 4 numbers" in paper_tables.table1([ours])
+    curves = run("resnet18", insertion=0.68, deletion=0.064)  # 0.69 and 0.06 in the paper
+    worse = [("cifar10", "resnet18", "insertion ↑", "0.69", "0.680")]
+    assert listed(paper_tables.table2([curves])) == worse
+
+
+def test_a_number_that_the_paper_would_print_alike_is_not_worse():
+    ours = run("vit_tiny", Acc_r=73.46, Acc_f=0.04)  # 73.5 and 0.0 in the paper
+    assert "In 0 of the 2 numbers" in paper_tables.table1([ours])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "cap", "verdict"),
+    [
+        ((None,) * 10, 100, None),  # the paper: >100 (10)
+        ((20,) * 10, 30, "20.0 (0; cap 30)"),
+        ((20,) * 9 + (None,), 30, "21.0 (1; cap 30)"),  # at best 28
+        ((None,) * 10, 30, ">30 (10; cap 30), undecided: the cap came first"),
+    ],
+)
+def test_relearning_that_was_stopped_early_is_not_called_worse(epochs, cap, verdict):
+    found = listed(paper_tables.table1([run("vit_tiny", epochs=epochs, cap=cap)]))
+    assert [row[-1] for row in found] == ([verdict] if verdict else [])
+
+
+def test_imagenet_comes_from_its_own_file_the_marked_line_before_the_last(tmp_path):
+    line = {"original": 75.0, "acc_r": 70.0, "acc_f": 1.0, "zrf": 0.5, "insertion": 0.9, "seed": 2}
+    last = {**line, "acc_r": 60.0}
+    path = tmp_path / "imagenet.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{**line, "test_images": 1000}, last])))
+    assert "| 60.00 / 1.00 / 50.0 / - | 1,000, 1, ? |" in table_in(tmp_path)
+    marked = {**line, "table": True, "test_images": 1000}
+    path.write_text("\n".join(map(json.dumps, [marked, last])))
+    assert "| 70.00 / 1.00 / 50.0 / - | 1,000, 1, 1,000 |" in table_in(tmp_path)
+    assert cells(table_in(tmp_path), "imagenet", "vit_tiny", "original")[1].startswith("75.00 / 75")
+
+
+def table_in(folder):
+    return paper_tables.table1(paper_tables.read_runs(folder / "paper.jsonl"))
+
+
+def test_the_readme_and_the_tables_are_those_of_the_stored_lines():
+    made = paper_tables.read_runs(paper_tables.RESULTS / "paper.jsonl")
+    readme = paper.README.read_text(encoding="utf-8")
+    assert paper_tables.with_tables(readme, made) == readme, "python benchmarks/paper.py --tables"
+    for name, table in (("table1.md", paper_tables.table1), ("table2.md", paper_tables.table2)):
+        assert (paper_tables.RESULTS / name).read_text(encoding="utf-8") == table(made), name
+
+
+def test_the_readme_shows_ours_beside_the_papers_with_the_original_in_brackets():
+    made = [run("vgg16", Acc_r=91.0, Acc_f=0.5), run("vgg16", method="original", Acc_r=92.0)]
+    (row, _) = [r for r in paper_tables.readme_tables(made).split("\n") if "VGG-16 |" in r]
+    assert row.split(" | ")[3:5] == ["80.2 / 18.3 (93.0)", "91.0 / 0.50 (92.0)"]
+
+
+def test_a_readme_without_the_markers_is_refused():
+    with pytest.raises(ValueError, match="the README needs one <!-- table: paper -->"):
+        paper_tables.with_tables("<!-- table: paper -->\n", [])
 
 
 def relearning(epochs, cap, **changes):
@@ -81,17 +171,19 @@ def relearning(epochs, cap, **changes):
     ],
 )
 def test_relearn_times_are_printed_as_in_the_paper(epochs, cap, printed):
-    assert paper_tables.relearned([relearning(epochs, cap)]) == printed
+    assert paper_tables.relearned(runs(relearning(epochs, cap))) == printed
 
 
 def test_relearn_times_of_seeds_are_pooled_and_a_lower_cap_is_left_out():
     lines = [relearning([10, None], 100), relearning([30, 20], 100, seed=1), relearning([1], 5)]
-    assert paper_tables.relearned(lines) == "40.0 (1 of 4)"
+    assert paper_tables.relearned(runs(*lines)) == "40.0 (1 of 4)"
 
 
-def test_of_two_lines_with_the_same_key_the_later_counts():
-    first, other, again = relearning([1], 5), relearning([1], 5, seed=1), relearning([2], 5)
-    assert paper_tables.latest([first, other, again]) == [again, other]
+def test_of_two_lines_with_the_same_key_the_later_counts(tmp_path):
+    lines = [relearning([1], 5), relearning([1], 5, seed=1), relearning([2], 5)]
+    (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    kept = paper_tables.read_runs(tmp_path / "paper.jsonl")
+    assert {made.seed: made.epochs for made in kept} == {0: (2,), 1: (1,)}
 
 
 def arguments(folder, **changes):
