@@ -53,6 +53,10 @@ TIMM = {
     "vit_small": "vit_small_patch16_224.augreg_in21k_ft_in1k",
 }
 
+# Random labels at the baseline's own rate of 0.01 ruin a ViT: two epochs of 2,000 images of MNIST
+# leave a ViT-T an Acc_r of 11 %, at 0.003 and 0.001 of 83 % (75 % before), Acc_f 0 at all three.
+VIT_RATE = 0.001
+
 
 def main() -> None:
     args = parse_arguments()
@@ -89,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rival-images", type=int, help="default: all of --train-images")
     parser.add_argument("--rival-batch-size", type=int, default=64)
     parser.add_argument("--rival-epochs", type=int, help="default: the baseline's own")
-    parser.add_argument("--rival-lr", type=float, help="default: the baseline's own")
+    parser.add_argument("--rival-lr", type=float, help="default: the baseline's own (see VIT_RATE)")
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
     parser.add_argument("--originals", type=Path, default=Path("originals"))
     parser.add_argument("--random-weights", action="store_true", help="to try a path without them")
@@ -199,6 +203,8 @@ def make_subject(
     batches = data.batches(images, args.rival_batch_size, shuffle=True, seed=args.seed)
     method = baselines.METHODS[args.method]
     settings = {"epochs": args.rival_epochs, "lr": args.rival_lr}
+    if "vit" in args.backbone and args.method == "random_labels":
+        settings["lr"] = args.rival_lr or VIT_RATE
     for name, value in settings.items():
         if value is None:
             settings[name] = inspect.signature(method).parameters[name].default
