@@ -1,0 +1,199 @@
+"""One round for all classes against one run for each class: time, accuracy and storage.
+
+    python benchmarks/one_round.py                  # ResNet-18 on MNIST, weights from originals/
+    python benchmarks/one_round.py --table          # only rebuild results/one_round.md
+
+Both use the same recipe, images and step size. A run for a single class draws no other row: each
+image of a batch is shown once, under that row, and ``forget_share`` of the images are of its class.
+Either is given as few steps as it needs: the lengths in ``--steps`` are tried from the shortest on
+until *every* row meets the bar on images held out of the training set (Acc_f at most ``--forget``,
+Acc_r at most ``--retain`` points below the original); only the run that meets it is timed. The
+accuracies in the table are those on the test set. Lines go to ``results/one_round.jsonl``; what is
+there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import wfilter
+from originals import commit, stem_name
+from paper_tables import RESULTS, read_lines
+from wfilter import data, zoo
+from wfilter.bench import environment
+from wfilter.recipes import Pairs, Recipe
+
+ALL = "all"
+
+
+def main() -> None:
+    args = parse_arguments()
+    lines = read_lines(args.out)
+    done = {(line["model"], line["seed"], line["row"]) for line in lines}
+    problem = None if args.table else load(args)
+    for row in [ALL, *range(problem[1].num_classes)] if problem else []:
+        if (args.model, args.seed, row) not in done:
+            lines.append(run(args, row, *problem))
+            print(json.dumps(lines[-1]), flush=True)
+            with args.out.open("a") as file:
+                file.write(json.dumps(lines[-1]) + "\n")
+    args.out.with_suffix(".md").write_text(table(lines))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet18-mnist", choices=zoo.names())
+    parser.add_argument("--recipe", default="distill", choices=tuple(wfilter.RECIPES))
+    parser.add_argument("--steps", type=int, nargs="+", default=[12, 25, 50, 100, 200, 400, 800])
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--train-images", type=int, default=20_000)
+    parser.add_argument("--held-out", type=int, default=1000, help="training images for the bar")
+    parser.add_argument("--test-images", type=int, default=10_000)
+    parser.add_argument("--forget", type=float, default=1.0, help="highest Acc_f of a row, in %%")
+    parser.add_argument("--retain", type=float, default=1.0, help="points of Acc_r a row may lose")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--originals", type=Path, default=Path("originals"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "one_round.jsonl")
+    parser.add_argument("--table", action="store_true", help="only rebuild the table")
+    return parser.parse_args()
+
+
+def load(args: argparse.Namespace) -> tuple[nn.Module, data.ImageSet, data.ImageSet, data.ImageSet]:
+    """The original; images to untrain on, held out, and of the test set."""
+    spec = f"wfilter:{args.model}"
+    weights = args.originals / f"{stem_name(args.model, args.seed)}.safetensors"
+    model = zoo.build(spec, weights=weights if weights.exists() else zoo.weights_path(spec))
+    name, facts = args.model.split("-")[1].replace("cifar", "cifar10"), zoo.input_facts(spec)
+    train, test = (data.load(name, split, **vars(facts)) for split in ("train", "test"))
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(args.seed))
+    held_out, rest = order[: args.held_out], order[args.held_out :][: args.train_images]
+    test = test.take(torch.arange(min(args.test_images, len(test))))
+    model.to(memory_format=torch.channels_last)
+    return model, train.take(rest), train.take(held_out), test
+
+
+def run(args: argparse.Namespace, row: int | str, model: nn.Module, *parts: data.ImageSet) -> dict:
+    """The shortest run whose rows all meet the bar, or the longest; its line."""
+    (train, held_out, test), recipe = parts, wfilter.RECIPES[args.recipe]
+    rows = [*range(train.num_classes)] if row == ALL else [int(row)]
+    if row != ALL:
+        train = train.take(with_share(train.labels, rows[0], recipe.forget_share))
+    images, labels = train.batch(torch.arange(len(train)))
+    images = images.contiguous(memory_format=torch.channels_last)
+    batches, tried = wfilter.InMemory(images, labels, args.batch_size), []
+    for steps in args.steps:
+        wf = wfilter.apply_weight_filtering(copy.deepcopy(model), class_names=train.class_names)
+        before = time.process_time()
+        with nullcontext() if row == ALL else only_row(rows[0]):
+            wfilter.untrain(wf, batches, recipe=recipe, steps=steps, seed=args.seed)
+        tried.append({"steps": steps, "cpu_seconds": round(time.process_time() - before, 1)})
+        found = measure(wf, held_out, rows)
+        met = all(f <= args.forget and r >= o - args.retain for o, r, f in found)
+        if met:
+            break
+    found = measure(wf, test, rows)
+    figures = [round(mean(column), 3) for column in zip(*found)]
+    parameters, units = sum(p.numel() for p in model.parameters()), wf.alphas.shape[1]
+    bar = {"forget": args.forget, "retain": args.retain, "held_out": len(held_out)}
+    return {
+        **{"model": args.model, "seed": args.seed, "row": row, "recipe": recipe.name},
+        **{"met": met, **tried[-1], "tried": tried, "bar": bar},
+        **dict(zip(("original", "acc_r", "acc_f"), figures)),
+        **{"acc_f_worst": round(max(forget for *_, forget in found), 3), "test_images": len(test)},
+        **{"classes": train.num_classes, "alphas_of_a_row": units, "parameters": parameters},
+        **{"command": shlex.join(["python", *sys.argv]), "commit": commit(), **environment()},
+    }
+
+
+def with_share(labels: Tensor, row: int, share: float) -> Tensor:
+    """Indices of images of which ``share`` are of the class, as many as there are."""
+    own, others = (found.nonzero()[:, 0] for found in (labels == row, labels != row))
+    return torch.cat([own, others[: round(len(own) * (1 - share) / share)]])
+
+
+@contextmanager
+def only_row(row: int) -> Iterator[None]:
+    """Untraining inside draws this row and no other: each image once, retained or forgotten."""
+
+    def pairs(recipe: Recipe, labels: Tensor, classes: int, generator: torch.Generator) -> Pairs:
+        return Pairs(torch.arange(len(labels)), torch.full_like(labels, row), labels == row)
+
+    with mock.patch.object(sys.modules["wfilter.untrain"], "_pairs", pairs):
+        yield
+
+
+@torch.inference_mode()
+def measure(
+    wf: wfilter.FilteredModel, images: data.ImageSet, rows: Sequence[int]
+) -> list[tuple[float, float, float]]:
+    """For each row the original's accuracy on the other classes, Acc_r and Acc_f, in per cent."""
+    plain, filtered = [], []
+    for some, truth in data.batches(images, 100):
+        some = some.contiguous(memory_format=torch.channels_last)
+        logits = wf.replicated(some, torch.tensor(rows).repeat(len(truth)))
+        filtered.append(logits.view(len(truth), len(rows), -1).argmax(2) == truth[:, None])
+        plain.append(wf(some).argmax(1) == truth)
+    before, after, known = torch.cat(plain), torch.cat(filtered), images.labels
+    percent = lambda hits: 100 * hits.float().mean().item()  # noqa: E731
+    return [
+        (percent(before[known != row]), percent(hits[known != row]), percent(hits[known == row]))
+        for row, hits in zip(rows, after.T)
+    ]
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """One round beside the runs for single classes, for every model and seed."""
+    text = [
+        "# One round for all classes against one run for each\n",
+        "Rebuilt by `python benchmarks/one_round.py --table` from `one_round.jsonl`, which has the "
+        "bar, lengths tried, commit and environment. Each run is the shortest of the lengths tried "
+        "whose rows all meet the bar on held-out training images; the search is not counted. "
+        "Accuracies on the test set, mean over rows. A round also learns sets of classes where its "
+        "recipe draws them. Without filters it takes a network for each class.\n",
+        "| model, seed | | runs that met the bar | steps | cpu seconds | Acc_r / Acc_f (worst row) "
+        "| original | numbers stored | as networks | test images |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    ratios = []
+    for model, seed in dict.fromkeys((line["model"], line["seed"]) for line in lines):
+        own = [line for line in lines if (line["model"], line["seed"]) == (model, seed)]
+        both = [[x for x in own if (x["row"] == ALL) is whole] for whole in (True, False)]
+        for name, some in zip(("one round", "single classes"), both):
+            text += [f"| {model}, {seed} | {name} | {cells(some)} |"] if some else []
+        if all(both):
+            spent = [sum(line["cpu_seconds"] for line in some) for some in both]
+            times = f"{len(both[1])} single runs take {spent[1] / spent[0]:.2f} x the time"
+            ratios.append(f"- {model}, seed {seed}: {times} of one round.")
+    return "\n".join([*text, "", *ratios, ""])
+
+
+def cells(some: Sequence[dict[str, Any]]) -> str:
+    """A line of the table: the runs of one kind together."""
+    total = {key: sum(line[key] for line in some) for key in ("met", "steps", "cpu_seconds")}
+    average = {key: mean(line[key] for line in some) for key in ("acc_r", "acc_f", "original")}
+    rows = some[0]["classes"] if some[0]["row"] == ALL else len(some)
+    worst = max(line["acc_f_worst"] for line in some)
+    return (
+        f"{total['met']} of {len(some)} | {total['steps']:,} | {total['cpu_seconds']:,.0f} "
+        f"| {average['acc_r']:.2f} / {average['acc_f']:.2f} ({worst:.2f}) "
+        f"| {average['original']:.2f} | {rows * some[0]['alphas_of_a_row']:,} "
+        f"| {rows * some[0]['parameters']:,} | {some[0]['test_images']:,}"
+    )
+
+
+if __name__ == "__main__":
+    main()
