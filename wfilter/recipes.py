@@ -33,6 +33,10 @@ class Recipe:
             (``distill``, ``pairs="row"``). Steps need more images than there are features, four
             times as many in `benchmarks/deep.py`; a last, smaller batch goes without the term.
             For one label per image, and one process.
+        lambda_fisher: Weight of what closed gates cost other images, estimated once for all rows
+            (``distill``; see ``wfilter.fisher``). With it no pairs need be spent on retaining:
+            ``forget_share=1``.
+        fisher_images: Images of that estimate.
         regulariser: ``"global"`` mean over all gates, or ``"layer"``: means per target, summed.
         epsilon: Added to the cross-entropy under the paper's reciprocal; it can be 0 in float32.
         margin: How far below the best remaining logit a forgotten one is pushed (``distill``).
@@ -65,6 +69,8 @@ class Recipe:
     lambda_forget: float = 1.0
     lambda_alpha: float = 1.0
     lambda_deep: float = 0.0
+    lambda_fisher: float = 0.0
+    fisher_images: int = 1500
     regulariser: str = "global"
     epsilon: float = 1e-6
     margin: float = 5.0
@@ -105,6 +111,12 @@ class Recipe:
                 f"lambda_deep={self.lambda_deep} compares the images of a step under one row, and "
                 f"has no place in a validation; pairs={self.pairs!r}, patience={self.patience}. "
                 "Use lambda_deep > 0 with pairs='row' and patience=0, or lambda_deep=0."
+            )
+        if self.lambda_fisher and (self.objective == "paper" or self.patience):
+            raise ValueError(
+                f"lambda_fisher={self.lambda_fisher} is a term of the distill objective and has no "
+                f"place in a validation; objective={self.objective!r}, patience={self.patience}. "
+                "Use objective='distill' with patience=0, or lambda_fisher=0."
             )
         if self.expansion < 1 or not 0 < self.depth <= 1 or not self.learning_rate > 0:
             raise ValueError(
@@ -164,7 +176,25 @@ DISTILL_SOFT = Recipe(
     patience=0,
 )
 
-RECIPES = {recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL, DISTILL_SOFT)}
+# For many classes with a few images of each: every pair forgets, and what is to be kept comes from
+# statistics that all rows share. `benchmarks/imagenet.py`, settings found on images of another part.
+DISTILL_FEW = Recipe(
+    "distill-few",
+    "distill",
+    "adam",
+    0.5,
+    schedule="cosine",
+    expansion=1,
+    lambda_alpha=0.0,
+    lambda_fisher=10.0,
+    margin=10.0,
+    forget_share=1.0,
+    blend=0.8,
+    start=4.0,
+    patience=0,
+)
+
+RECIPES = {recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL, DISTILL_SOFT, DISTILL_FEW)}
 
 
 def get_recipe(recipe: str | Recipe) -> Recipe:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from wfilter import losses
+from wfilter import fisher, losses
 from wfilter.gates import HARD
 from wfilter.history import History, ProgressBar, Record
 from wfilter.metrics.probe import penultimate_features
@@ -93,7 +93,7 @@ def untrain(
             chooses the row), iterable again for each epoch; or an ``InMemory`` set.
         val: Held-out batches for early stopping, where the recipe asks for it.
         recipe: ``"distill"``, ``"distill-soft"`` (small models), ``"paper"``, ``"paper-vit"`` or a
-            ``Recipe``.
+            ``Recipe``; with very many classes and few images of each, ``"distill-few"``.
         epochs: Passes over ``train``; one if neither epochs nor steps is given.
         steps: Steps in all, whatever the epochs.
         device: Where to run; where the model is by default.
@@ -158,6 +158,7 @@ class Run:
         self.best: Tensor | None = None
         self.best_loss, self.bad = math.inf, 0
         self.base_logits: dict[int, Tensor] = {}
+        self.directions: Tensor | None = None  # of closed gates' cost, where the recipe asks for it
         started = dist.is_available() and dist.is_initialized()
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
@@ -231,6 +232,8 @@ class Run:
             self.history.stopped = f"{self.step} steps"
             return
         began, before = time.perf_counter(), self.history.seconds
+        if self.recipe.lambda_fisher:
+            self.directions = self._directions()
         with ProgressBar(self.total, progress if self.rank == 0 else False) as bar:
             while self.epochs is None or self.epoch < self.epochs:
                 seen = False
@@ -271,13 +274,8 @@ class Run:
     def _step(self, batch: tuple[Tensor, Tensor | None, Tensor | None]) -> Record:
         images, labels, index = batch
         generator = torch.Generator().manual_seed(self.seed * 7_919 + self.step)
-        if isinstance(self.train, InMemory) and self.train.augment is not None:
-            images, index = self.train.augment(images, generator), None
-        images = images.to(self.device)
-        is_blended = torch.zeros(len(images), dtype=torch.bool)
-        if self.recipe.blend:
-            (images, is_blended), index = blend(images, self.recipe.blend, generator), None
-        base = self._base_logits(images, index)
+        images, is_blended = self._changed(images, generator)
+        base = self._base_logits(images, None if self._changes else index)
         rows = self._rows(labels, base, generator)
         if self.recipe.blend and (labels is None or labels.ndim == 1):
             rows = torch.where(is_blended, base.argmax(1).cpu(), rows)
@@ -287,6 +285,10 @@ class Run:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
             logits, features = self._logits_and_features(images, pairs)
         loss = _objective(self.recipe, self.wf, logits.float(), base, pairs, rows, labels, features)
+        if self.directions is not None:
+            gates = self.wf._mixed_gates(pairs.forget.to(self.device))
+            cost = losses.closing_cost(gates, self.directions)
+            loss = loss + self.recipe.lambda_fisher * cost
         self._refuse_bad_loss(loss)
         self._set_learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
@@ -302,6 +304,39 @@ class Run:
         self.step, self.position = self.step + 1, self.position + 1
         self.between_steps = True
         return record
+
+    @property
+    def _changes(self) -> bool:
+        """Whether a step sees other images than the data have."""
+        augments = isinstance(self.train, InMemory) and self.train.augment is not None
+        return augments or bool(self.recipe.blend)
+
+    def _changed(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Images on the device, augmented and blended, and which of them are blended."""
+        if isinstance(self.train, InMemory) and self.train.augment is not None:
+            images = self.train.augment(images, generator)
+        images = images.to(self.device)
+        if self.recipe.blend:
+            return blend(images, self.recipe.blend, generator)
+        return images, torch.zeros(len(images), dtype=torch.bool)
+
+    def _directions(self) -> Tensor:
+        """Of the first images there are; the same ones when a run is resumed."""
+        if isinstance(self.train, Iterator):
+            raise TypeError(
+                f"lambda_fisher={self.recipe.lambda_fisher} looks at the images before the first "
+                "step, but train can be read only once. Give a DataLoader, a list or InMemory."
+            )
+        generator = torch.Generator().manual_seed(self.seed)
+        here, self.epoch, self.position = (self.epoch, self.position), 0, 0
+        batches, seen = [], 0
+        for images, _, _ in self._epoch():
+            batches.append(self._changed(images, generator)[0])
+            seen += len(images)
+            if seen >= self.recipe.fisher_images:
+                break
+        self.epoch, self.position = here
+        return fisher.directions(self.wf, batches, 2, generator)
 
     def _logits_and_features(self, images: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor | None]:
         """The logits, and for a recipe with a term on them the features that the head sees."""
@@ -588,6 +623,7 @@ def _optimiser(recipe: Recipe, wf: FilteredModel) -> torch.optim.Optimizer:
     if recipe.optimiser == "row_adam":
         return RowAdam(parameters, recipe.learning_rate)
     if recipe.optimiser == "adam":
-        adam = torch.optim.SparseAdam if wf.sparse else torch.optim.Adam
-        return adam(parameters, recipe.learning_rate)
+        if wf.sparse:  # a row is met now and then: its second moment must not lag behind
+            return torch.optim.SparseAdam(parameters, recipe.learning_rate, (0.9, 0.99))
+        return torch.optim.Adam(parameters, recipe.learning_rate)
     return torch.optim.SGD(parameters, recipe.learning_rate)
