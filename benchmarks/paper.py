@@ -8,13 +8,22 @@
 A run measures one method on one backbone and appends a JSON line with its command, seed, commit and
 environment to ``results/paper.jsonl``; one that is there already is not run again (``--again``
 does, and of two lines the later counts), and an interrupted untraining goes on from its checkpoint.
-``--quick`` tries the whole way in a minute.
+``--quick`` tries the whole way in a minute or two.
 
 CIFAR-10 and ImageNet originals come with the data (WFILTER_DATA); others are trained first by
 ``benchmarks/originals.py`` and found through ``--originals``, and so are the retrained models: one
 for each class, by ``originals.py --without CLASS`` with the original's own recipe. Rivals forget
 the classes in ``--rows`` one at a time. Relearning is what costs most: ``--relearn-rows 0 3 8``
 measures it on some of the rows, ``--relearn-epochs`` is the cap.
+
+Of the ImageNet originals only ViT-T's weights are among the data. The way of the others is tried
+with random weights, and taken with the file ``model.safetensors`` of the checkpoint that ``TIMM``
+names, from the Hugging Face hub:
+
+    python benchmarks/paper.py --dataset imagenet --backbone resnet50 --random-weights --quick
+    python benchmarks/paper.py --dataset imagenet --backbone resnet50 --weights model.safetensors
+
+and likewise for vgg16, resnet18, resnet101 and vit_small, and for ``--method paper``.
 """
 
 from __future__ import annotations
@@ -26,6 +35,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +107,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
     parser.add_argument("--originals", type=Path, default=Path("originals"))
     parser.add_argument("--random-weights", action="store_true", help="to try a path without them")
+    parser.add_argument("--weights", type=Path, help="safetensors file of an ImageNet original")
     parser.add_argument("--keep", type=Path, default=Path("runs"), help="checkpoints and filters")
     parser.add_argument("--out", type=Path, default=RESULTS / "paper.jsonl")
     parser.add_argument("--again", action="store_true", help="also what has been measured")
@@ -104,8 +115,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tables", action="store_true", help="only rebuild the tables")
     args = parser.parse_args()
     if args.quick:
-        args.steps, args.batch_size, args.train_images, args.test_images = 2, 4, 40, 40
-        args.few_images, args.relearn_epochs = 20, 1
+        images = 8 if args.dataset == "imagenet" else 40
+        args.steps, args.batch_size, args.train_images, args.test_images = 2, 4, images, images
+        args.few_images, args.relearn_epochs = images // 2, 1
         args.rows, args.rival_epochs = args.rows or args.relearn_rows or [3], 1
     stray = set(args.relearn_rows or ()) - set(args.rows or args.relearn_rows or ())
     if stray:
@@ -123,8 +135,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     train, test = (
         data.load(args.dataset, split, args.root, **facts) for split in ("train", "test")
     )
-    train = shuffled(train, args.train_images, args.seed)
-    test = shuffled(test, args.test_images, 0)
+    needed = args.rows if args.quick else []  # a few images have few of ImageNet's classes
+    train = shuffled(train, args.train_images, args.seed, needed)
+    test = shuffled(test, args.test_images, 0, needed)
     few = args.few_images
     budget = Budget(test_images=few, train_images=few, relearn_epochs=args.relearn_epochs or 1)
     bench = make_bench(
@@ -158,9 +171,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def original(args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
     """The backbone with its weights, and what its images look like."""
     if args.dataset == "imagenet":
-        spec, facts = f"timm:{TIMM[args.backbone]}", {}
-        weights = None if args.random_weights else zoo.weights_path(spec, args.root)
-        return zoo.build(spec, weights=weights), facts
+        spec = f"timm:{TIMM[args.backbone]}"
+        weights = args.weights
+        if weights is None and not args.random_weights:
+            weights = zoo.weights_path(spec.split(".")[0], args.root)
+        return zoo.build(spec, weights=weights), vars(zoo.input_facts(spec))
     name = zoo_name(args)
     trained = args.originals / f"{stem_name(name, args.seed)}.safetensors"
     if args.random_weights:
@@ -181,8 +196,13 @@ def built(name: str, weights: Path | None) -> nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
-def shuffled(images: data.ImageSet, count: int, seed: int) -> data.ImageSet:
+def shuffled(
+    images: data.ImageSet, count: int, seed: int, needed: Sequence[int] = ()
+) -> data.ImageSet:
+    """Random images, a quarter of them of the classes needed where there are so many."""
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    first = torch.isin(images.labels[order], torch.tensor(needed, dtype=torch.long))
+    order = torch.cat([order[first][: count // 4], order[~first], order[first][count // 4 :]])
     return images.take(order[:count].sort().values)
 
 

@@ -20,6 +20,7 @@ from wfilter.columns import Budget, Problem, relearn
 from wfilter.report import Cell, Report
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "paper.py"
+METHODS = ["original", "distill", "paper", "random_labels", "negative_gradients"]
 
 
 def line(**changes):
@@ -228,11 +229,41 @@ def test_rivals_take_the_options_given_and_tell_those_they_had(monkeypatch):
     assert told == {"images": 12, "batch_size": 6, "epochs": 7, "lr": 0.1}
 
 
+def test_imagenets_vit_finds_its_weights_and_every_original_its_own_normalisation(
+    monkeypatch, tmp_path
+):
+    asked = {}
+    monkeypatch.setattr(zoo, "build", lambda spec, weights=None: asked.update({spec: weights}))
+    for backbone in paper.TIMM:
+        args = arguments(
+            tmp_path, weights=None, root=tmp_path, random_weights=backbone != "vit_tiny"
+        )
+        args.dataset, args.backbone = "imagenet", backbone
+        _, facts = paper.original(args)
+        assert facts["mean"][0] == (0.5 if "vit" in backbone else 0.485)
+    assert asked[f"timm:{paper.TIMM['vit_tiny']}"].parent == tmp_path / "weights"
+    assert asked[f"timm:{paper.TIMM['resnet50']}"] is None
+
+
+def test_a_few_images_have_some_of_the_classes_needed():
+    digits = data.load("digits")
+    assert (paper.shuffled(digits, 40, 0, [3]).labels == 3).sum() == 10
+    plain, needless = paper.shuffled(digits, 40, 0), paper.shuffled(digits, 40, 0, [])
+    assert torch.equal(plain.labels, needless.labels)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("WFILTER_DATA" not in os.environ, reason="WFILTER_DATA names no data folder")
-@pytest.mark.parametrize("method", ["distill", "paper", "negative_gradients"])
-def test_a_quick_run_goes_the_whole_way_and_stores_nothing(method, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--quick", "--backbone", "vgg16", "--method", method]
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--backbone", "vgg16", "--method", method] for method in METHODS),
+        ["--dataset", "imagenet", "--backbone", "resnet18", "--random-weights"],
+    ],
+    ids=[*METHODS, "imagenet"],
+)
+def test_a_quick_run_goes_the_whole_way_and_stores_nothing(options, tmp_path):
+    command = [sys.executable, str(SCRIPT), "--quick", *options]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "paper.jsonl")],
         capture_output=True,
