@@ -1,4 +1,4 @@
-"""What closing gates costs the images that are to be kept: to second order, for all rows at once."""
+"""What closing gates costs images that are to be kept: to second order, once for all rows."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ DISTILL_SOFT = Recipe(
 )
 
 # For many classes with a few images of each: every pair forgets, and what is to be kept comes from
-# statistics that all rows share. `benchmarks/imagenet.py`, settings found on images of another part.
+# statistics that all rows share. From `benchmarks/imagenet.py --train train1+k0 --test k1`.
 DISTILL_FEW = Recipe(
     "distill-few",
     "distill",
