@@ -1,7 +1,11 @@
 """Tiny models, seeded, float64, with weights and statistics at which every parameter counts."""
 
+import os
+import subprocess
+import sys
 import warnings
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,24 @@ from torch import Tensor, nn
 import wfilter
 
 CLASSES = 4
+
+
+def avoid_broken_amx() -> None:
+    """Keep oneDNN from tile instructions that a processor reports and a virtual machine lacks.
+
+    A product in bfloat16 would end the whole run with an illegal instruction, so it is tried in a
+    process of its own.
+    """
+    facts = Path("/proc/cpuinfo")
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not facts.exists():
+        return
+    if "amx_bf16" in facts.read_text():
+        trial = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); a @ a"
+        if subprocess.run([sys.executable, "-c", trial], capture_output=True).returncode < 0:
+            os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+
+
+avoid_broken_amx()
 
 
 @pytest.fixture(autouse=True)
