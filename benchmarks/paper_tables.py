@@ -7,7 +7,7 @@ import re
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Of the lines with the same key the last; ImageNet's also from the file of its own script."""
+    """Of the lines with the same key the last; the files of other scripts have their say.
+
+    Accuracies on more test images come from ``untraining.jsonl``, ImageNet's runs from
+    ``imagenet.jsonl``.
+    """
     runs = {key_of(line): run_of(line) for line in read_lines(path)}
+    for run in untraining_runs(read_lines(path.with_name("untraining.jsonl"))):
+        key = (*run.key, run.seed)
+        if key not in runs:
+            runs[key] = run
+        elif (runs[key].test_images or 0) < (run.test_images or 0):
+            numbers = {**runs[key].numbers, **run.numbers}
+            runs[key] = replace(runs[key], numbers=numbers, test_images=run.test_images)
     original, filtered = imagenet_runs(read_lines(path.with_name("imagenet.jsonl")))
     taken = {run.key for run in filtered}
     kept = [run for run in runs.values() if run.key not in taken]
@@ -105,6 +116,23 @@ def run_of(line: Mapping[str, Any]) -> Run:
         epochs=tuple(again.by_class.values()) if again else (),
         cap=(report.column(RELEARN).cap or CAP) if again else CAP,
     )
+
+
+def untraining_runs(lines: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """Accuracies of filters, and of the originals under them, by ``untraining.py``."""
+    runs = []
+    for line in lines:
+        backbone, _, dataset = line["model"].partition("-")
+        dataset = {"cifar": "cifar10"}.get(dataset, dataset)
+        if line["name"] not in FILTERED:
+            continue
+        facts = (line["seed"], 10, line["test_images"])
+        numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"]}
+        runs.append(Run(dataset, backbone, line["name"], *facts, numbers))
+        if line["seed"] == 0:
+            whole = {"Acc_r": line["original"], "Acc_f": line["original"]}
+            runs.append(Run(dataset, backbone, "original", *facts, whole))
+    return runs
 
 
 def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[Run]]:

@@ -119,6 +119,21 @@ def test_relearning_that_was_stopped_early_is_not_called_worse(epochs, cap, verd
     assert [row[-1] for row in found] == ([verdict] if verdict else [])
 
 
+def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_path):
+    (tmp_path / "paper.jsonl").write_text(json.dumps(line()) + "\n")
+    facts = {"model": "resnet18-cifar", "name": "distill", "original": 94.0, "acc_r": 93.0}
+    more = [
+        {**facts, "seed": seed, "acc_f": 0.5, "test_images": images}
+        for seed, images in ((0, 10), (0, 5000), (1, 5000))
+    ]
+    (tmp_path / "untraining.jsonl").write_text("\n".join(map(json.dumps, more)) + "\n")
+    table = paper_tables.table1(paper_tables.read_runs(tmp_path / "paper.jsonl"))
+    theirs, ours, count = cells(table, "cifar10", "resnet18", "distill")
+    assert (theirs, count) == ("-", "3 to 10, 2, 5,000")
+    assert ours.startswith("93.00 ± 0.00 / 0.50 ± 0.00 / ")
+    assert cells(table, "cifar10", "resnet18", "original")[1].startswith("94.00 / 94.00")
+
+
 def test_imagenet_comes_from_its_own_file_the_marked_line_before_the_last(tmp_path):
     line = {"original": 75.0, "acc_r": 70.0, "acc_f": 1.0, "zrf": 0.5, "insertion": 0.9, "seed": 2}
     last = {**line, "acc_r": 60.0}
