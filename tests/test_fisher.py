@@ -1,16 +1,17 @@
 """What closed gates cost, estimated once for all rows."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 from conftest import apply, images, tiny
+from safetensors import safe_open
 from test_untrain import linear, run, samples
 
-import wfilter
 from wfilter import fisher, losses
 from wfilter.recipes import DISTILL_FEW, PAPER
-from wfilter.untrain import InMemory
+from wfilter.untrain import InMemory, Run
 
 FEW = dataclasses.replace(DISTILL_FEW, blend=0.0, fisher_images=16)
 
@@ -53,7 +54,7 @@ def test_what_is_kept_suffers_less_under_a_larger_weight():
 def test_a_run_with_it_resumes_to_the_same_alphas(tmp_path):
     recipe = dataclasses.replace(FEW, blend=0.5)
     whole, _ = run(recipe=recipe, steps=10)
-    plain, steps = wfilter.untrain.__globals__["Run"]._step, []
+    plain, steps = Run._step, []
 
     def stopping(self, batch):
         steps.append(1)
@@ -63,11 +64,38 @@ def test_a_run_with_it_resumes_to_the_same_alphas(tmp_path):
 
     file = tmp_path / "run.safetensors"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wfilter.untrain.__globals__["Run"], "_step", stopping)
+        patch.setattr(Run, "_step", stopping)
         _, history = run(recipe=recipe, steps=10, checkpoint=file)
     assert history.stopped == "interrupted at step 5"
     resumed, _ = run(recipe=recipe, steps=10, checkpoint=file, resume=True)
     assert torch.equal(resumed.alphas, whole.alphas)
+
+
+def test_an_interruption_before_the_first_step_loses_nothing(tmp_path, monkeypatch):
+    file = tmp_path / "run.safetensors"
+    whole, _ = run(recipe=FEW, steps=10, data=InMemory(*samples(), 8))
+    run(recipe=FEW, steps=10, data=InMemory(*samples(), 8), checkpoint=file, checkpoint_every=4)
+
+    def interrupt(self, images, generator):
+        raise KeyboardInterrupt
+
+    stored = json.loads(safe_open(file, "pt").metadata()["untrain"])
+    assert (stored["step"], stored["epoch"], stored["position"]) == (8, 1, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_changed", interrupt)
+        run(recipe=FEW, steps=10, data=InMemory(*samples(), 8), checkpoint=file, resume=True)
+    stored = json.loads(safe_open(file, "pt").metadata()["untrain"])
+    assert (stored["step"], stored["epoch"], stored["position"]) == (8, 1, 4)
+    resumed, _ = run(
+        recipe=FEW, steps=10, data=InMemory(*samples(), 8), checkpoint=file, resume=True
+    )
+    assert torch.equal(resumed.alphas, whole.alphas)
+
+
+def test_images_of_several_labels_are_refused():
+    data = InMemory(samples()[0], torch.ones(32, 4).bool(), 32)
+    with pytest.raises(ValueError, match="these images have several labels each"):
+        run(recipe=FEW, data=data)
 
 
 def test_batches_that_can_be_read_only_once_are_refused():

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from torch import nn
 
 import wfilter
-from wfilter import losses
+from wfilter import data, losses
 from wfilter.metrics import penultimate_features
-from wfilter.recipes import DISTILL, DISTILL_SOFT, PAPER, Pairs
+from wfilter.recipes import DISTILL, DISTILL_FEW, DISTILL_SOFT, PAPER, Pairs
 from wfilter.resume import Keeper
 from wfilter.untrain import InMemory, Run, split_batch, untrain
 
@@ -180,6 +180,40 @@ def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, recipe, loader)
     history = untrain(resumed, batches, recipe=recipe, steps=10, checkpoint=file, resume=True)
     assert torch.equal(resumed.alphas, whole.alphas)
     assert [r.step for r in history.records] == list(range(1, 11))
+
+
+def test_the_librarys_own_batches_resume_to_the_same_alphas(tmp_path):
+    pixels = (samples()[0].view(-1, 1, 2, 3) * 50 + 128).byte()
+    facts = data.ImageSet("points", pixels, samples()[1], tuple("abcd"))
+    batches = lambda: data.batches(facts, 8, shuffle=True, seed=0)  # noqa: E731
+    flat = lambda: wfilter.apply_weight_filtering(  # noqa: E731
+        nn.Sequential(nn.Flatten(), wfilter.remove_weight_filtering(linear())),
+        targets="1.0.*",
+        example_input=torch.zeros(1, 1, 2, 3),
+    )
+    whole, file = flat(), tmp_path / "run.safetensors"
+    untrain(whole, batches(), recipe=QUICK, steps=10)
+    part = flat()
+    stop = Run._step
+
+    def stopping(self, batch):
+        if self.step == 6:
+            raise KeyboardInterrupt
+        return stop(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "_step", stopping)
+        untrain(part, batches(), recipe=QUICK, steps=10, checkpoint=file)
+    resumed = flat()
+    untrain(resumed, batches(), recipe=QUICK, steps=10, checkpoint=file, resume=True)
+    assert torch.equal(resumed.alphas, whole.alphas)
+
+
+def test_a_checkpoint_of_another_length_is_refused(tmp_path):
+    file = tmp_path / "run.safetensors"
+    run(checkpoint=file, checkpoint_every=2, steps=4)
+    with pytest.raises(ValueError, match="belongs to a run of 4 steps"):
+        run(checkpoint=file, resume=True, steps=8)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -365,23 +399,28 @@ def test_many_classes_take_row_sparse_gradients():
     assert 0 < touched <= 8 * DISTILL_SOFT.expansion
 
 
+def classes_of(recipe):
+    """So many that the gradients of ``distill-few`` are sparse."""
+    return 300 if recipe.lambda_fisher else 4
+
+
 def two_ranks(rank, port, recipe, out):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    wf, _ = run(recipe=recipe, steps=4)
+    wf, _ = run(linear(classes_of(recipe)), recipe=recipe, steps=4)
     if rank == 0:
         torch.save(wf.alphas.detach(), out)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("recipe", [PAPER, DISTILL_SOFT], ids=lambda r: r.name)
+@pytest.mark.parametrize("recipe", [PAPER, DISTILL_SOFT, DISTILL_FEW], ids=lambda r: r.name)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_two_processes_give_the_result_of_one(tmp_path, recipe):
     recipe = dataclasses.replace(recipe, forget_share=1.0)  # equal numbers of pairs on both ranks
     out, port = tmp_path / "alphas.pt", 20000 + os.getpid() % 20000
     mp.spawn(two_ranks, (port, recipe, str(out)), nprocs=2)
-    alone, _ = run(recipe=recipe, steps=4)
+    alone, _ = run(linear(classes_of(recipe)), recipe=recipe, steps=4)
     torch.testing.assert_close(torch.load(out), alone.alphas.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -494,9 +533,11 @@ def test_a_term_on_features_refuses_batches_with_as_few_images_as_features():
         run(data=InMemory(*samples(), 16), recipe=DEEP)
 
 
-def test_a_last_smaller_batch_goes_without_the_term_on_features():
-    _, history = run(data=InMemory(*samples(), 20), recipe=DEEP, steps=4)  # of 20, 12, 20 and 12
-    assert len(history.records) == 4
+def test_a_last_smaller_batch_goes_without_the_term_on_features(monkeypatch):
+    sizes, plain = [], losses.ridge_probe
+    monkeypatch.setattr(losses, "ridge_probe", lambda f, *a: sizes.append(len(f)) or plain(f, *a))
+    run(data=InMemory(*samples(), 20), recipe=DEEP, steps=4)  # of 20, 12, 20 and 12
+    assert sizes == [20, 20]
 
 
 def test_a_term_on_features_refuses_images_of_several_labels():

@@ -172,7 +172,11 @@ def untrain(
     pretrained: Pretrained = False,
     num_classes: Classes = None,
     recipe: Annotated[
-        str, typer.Option(help="distill, distill-soft (small models), paper or paper-vit.")
+        str,
+        typer.Option(
+            help="distill, distill-soft (small models), distill-few (many classes), "
+            "paper or paper-vit."
+        ),
     ] = "distill",
     changes: Annotated[
         list[str] | None,

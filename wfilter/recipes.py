@@ -118,6 +118,11 @@ class Recipe:
                 f"place in a validation; objective={self.objective!r}, patience={self.patience}. "
                 "Use objective='distill' with patience=0, or lambda_fisher=0."
             )
+        if self.lambda_fisher < 0 or self.fisher_images < 1:
+            raise ValueError(
+                f"lambda_fisher={self.lambda_fisher} must not be negative, and fisher_images="
+                f"{self.fisher_images} at least 1."
+            )
         if self.expansion < 1 or not 0 < self.depth <= 1 or not self.learning_rate > 0:
             raise ValueError(
                 f"expansion={self.expansion} must be at least 1, depth={self.depth} in (0, 1] and "

@@ -48,6 +48,7 @@ class Keeper:
         facts: dict[str, Any] = {
             "model": self.model(run),
             "step": run.step,
+            "total": run.total,
             "epoch": run.epoch,
             "position": run.position,
             "best_loss": run.best_loss,
@@ -84,6 +85,13 @@ class Keeper:
             raise ValueError(
                 f"{self.path} belongs to another model: base model, targets or class names differ. "
                 "Use the same ones, or another checkpoint file."
+            )
+        total = facts.get("total", run.total)
+        if run.recipe.schedule != "constant" and total != run.total:
+            raise ValueError(
+                f"{self.path} belongs to a run of {total} steps,\nthis one has {run.total}: the "
+                "learning rate would not be that of either. Use the same number of steps, or "
+                "another checkpoint file."
             )
         with torch.no_grad():
             run.wf.alphas.copy_(tensors.pop("alphas"))

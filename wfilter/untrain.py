@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from wfilter import data as wfilter_data
 from wfilter import fisher, losses
 from wfilter.gates import HARD
 from wfilter.history import History, ProgressBar, Record
@@ -99,7 +100,9 @@ def untrain(
         device: Where to run; where the model is by default.
         checkpoint: A file to write every ``checkpoint_every`` steps, and on Ctrl-C.
         checkpoint_every: Steps between two checkpoints.
-        resume: Continue from ``checkpoint`` if it exists, to the same alphas bit for bit.
+        resume: Continue from ``checkpoint`` if it exists, to the same alphas bit for bit, if
+            ``train`` gives the same batches: loaders that shuffle by torch's global random state
+            do, those with a ``generator`` of their own do not.
         seed: Decides batches, rows and sets; one seed gives one result on one CPU.
         amp: Run forwards in bfloat16 by autocast.
         compile: Run forwards through ``torch.compile``.
@@ -175,6 +178,11 @@ class Run:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
         self._refuse_deep(compile)
+        if self.recipe.lambda_fisher and self.wf.granularity == "element":
+            raise ValueError(
+                f"lambda_fisher={self.recipe.lambda_fisher} keeps a number for each image and gate,"
+                f" too many with granularity='element'. Use 'out', or lambda_fisher=0."
+            )
         if device is not None:
             self.wf.to(device)
         self.device = self.wf.alphas.device
@@ -266,6 +274,8 @@ class Run:
                     yield data.images[index], _take(data.labels, index), index
             return
         torch.manual_seed(self.seed * 1_000_003 + self.epoch)  # loaders shuffle by the global RNG
+        if isinstance(data, wfilter_data.Batches):  # these by their own seed and epoch
+            data.epoch = self.epoch
         for number, batch in enumerate(_read(data)):
             if number >= self.position:
                 images, labels = split_batch(batch)
@@ -330,12 +340,14 @@ class Run:
         generator = torch.Generator().manual_seed(self.seed)
         here, self.epoch, self.position = (self.epoch, self.position), 0, 0
         batches, seen = [], 0
-        for images, _, _ in self._epoch():
-            batches.append(self._changed(images, generator)[0])
-            seen += len(images)
-            if seen >= self.recipe.fisher_images:
-                break
-        self.epoch, self.position = here
+        try:
+            for images, _, _ in self._epoch():
+                batches.append(self._changed(images, generator)[0])
+                seen += len(images)
+                if seen >= self.recipe.fisher_images:
+                    break
+        finally:  # an interruption must not store them as the place of the run
+            self.epoch, self.position = here
         return fisher.directions(self.wf, batches, 2, generator)
 
     def _logits_and_features(self, images: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor | None]:
@@ -388,11 +400,12 @@ class Run:
                 raise ValueError("the paper recipe needs labels: give batches (images, labels).")
             return base.argmax(1).cpu()
         if labels.ndim == 2:
-            if self.recipe.lambda_deep:
-                raise ValueError(
-                    f"lambda_deep={self.recipe.lambda_deep} tells one class from the others, but "
-                    "these images have several labels each. Use lambda_deep=0."
-                )
+            for name in ("lambda_deep", "lambda_fisher"):
+                if getattr(self.recipe, name):
+                    raise ValueError(
+                        f"{name}={getattr(self.recipe, name)} is for one answer per image, but "
+                        f"these images have several labels each. Use {name}=0."
+                    )
             chosen = torch.rand(labels.shape, generator=generator) * (labels.cpu() > 0)
             if bool((chosen.amax(1) == 0).any()):
                 raise ValueError(
@@ -412,7 +425,8 @@ class Run:
         if self.world > 1:
             gradient = self.wf.alphas.grad
             assert gradient is not None
-            if gradient.is_sparse:
+            is_sparse = gradient.is_sparse
+            if is_sparse:
                 gradient = gradient.to_dense()
             try:
                 dist.all_reduce(gradient)
@@ -421,7 +435,11 @@ class Run:
                     f"another process of this run has stopped, at step {self.step}. See its own "
                     "message; start all of them again with resume=True."
                 ) from error
-            self.wf.alphas.grad = gradient / self.world
+            gradient = gradient / self.world
+            if is_sparse:  # again only the rows that some process has met
+                rows = (gradient != 0).any(1).nonzero()[:, 0]
+                gradient = torch.sparse_coo_tensor(rows[None], gradient[rows], gradient.shape)
+            self.wf.alphas.grad = gradient
 
     def _set_learning_rate(self) -> None:
         rate = self.recipe.learning_rate
@@ -490,7 +508,9 @@ class Run:
             if len(rows) < 2:
                 continue
             pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
-            logits = self.wf(images[pairs.sample.to(self.device)], pairs.forget.to(self.device))
+            sample, forget = pairs.sample.to(self.device), pairs.forget.to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+                logits = self.wf(images[sample], forget).float()
             values.append(
                 float(_objective(self.recipe, self.wf, logits, base, pairs, rows, labels))
             )
