@@ -43,10 +43,10 @@ ALL = "all"
 def main() -> None:
     args = parse_arguments()
     lines = read_lines(args.out)
-    done = {(line["model"], line["seed"], line["row"]) for line in lines}
+    done = {(line["model"], line["recipe"], line["seed"], line["row"]) for line in lines}
     problem = None if args.table else load(args)
     for row in [ALL, *range(problem[1].num_classes)] if problem else []:
-        if (args.model, args.seed, row) not in done:
+        if (args.model, args.recipe, args.seed, row) not in done:
             lines.append(run(args, row, *problem))
             print(json.dumps(lines[-1]), flush=True)
             with args.out.open("a") as file:
@@ -164,20 +164,22 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         "whose rows all meet the bar on held-out training images; the search is not counted. "
         "Accuracies on the test set, mean over rows. A round also learns sets of classes where its "
         "recipe draws them. Without filters it takes a network for each class.\n",
-        "| model, seed | | runs that met the bar | steps | cpu seconds | Acc_r / Acc_f (worst row) "
-        "| original | numbers stored | as networks | test images |",
+        "| model, recipe, seed | | runs that met the bar | steps | cpu seconds "
+        "| Acc_r / Acc_f (worst row) | original | numbers stored | as networks | test images |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     ratios = []
-    for model, seed in dict.fromkeys((line["model"], line["seed"]) for line in lines):
-        own = [line for line in lines if (line["model"], line["seed"]) == (model, seed)]
+    names = [f"{line['model']}, {line['recipe']}, {line['seed']}" for line in lines]
+    for name in dict.fromkeys(names):
+        own = [line for line, its in zip(lines, names) if its == name]
         both = [[x for x in own if (x["row"] == ALL) is whole] for whole in (True, False)]
-        for name, some in zip(("one round", "single classes"), both):
-            text += [f"| {model}, {seed} | {name} | {cells(some)} |"] if some else []
-        if all(both):
+        for kind, some in zip(("one round", "single classes"), both):
+            text += [f"| {name} | {kind} | {cells(some)} |"] if some else []
+        if both[0] and len(both[1]) == both[0][0]["classes"]:
             spent = [sum(line["cpu_seconds"] for line in some) for some in both]
             times = f"{len(both[1])} single runs take {spent[1] / spent[0]:.2f} x the time"
-            ratios.append(f"- {model}, seed {seed}: {times} of one round.")
+            missed = sum(not line["met"] for line in own)
+            ratios.append(f"- {name}: {times} of one round; {missed} of them missed the bar.")
     return "\n".join([*text, "", *ratios, ""])
 
 

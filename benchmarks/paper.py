@@ -76,7 +76,7 @@ def main() -> None:
         if key in done and not (args.quick or args.again):
             print(f"{' '.join(map(str, key))}: measured already; its line is in {args.out}.")
         else:
-            add_line(args.out, measure(args))
+            add_line(None if args.quick else args.out, measure(args))
     if not args.quick:
         runs = read_runs(args.out)
         (args.out.parent / "table1.md").write_text(table1(runs))
@@ -119,6 +119,10 @@ def parse_arguments() -> argparse.Namespace:
         args.steps, args.batch_size, args.train_images, args.test_images = 2, 4, images, images
         args.few_images, args.relearn_epochs = images // 2, 1
         args.rows, args.rival_epochs = args.rows or args.relearn_rows or [3], 1
+    if args.weights and args.dataset != "imagenet":
+        parser.error("--weights is for --dataset imagenet; others come from --originals")
+    if args.random_weights and not args.quick:
+        parser.error("--random-weights only tries the path: add --quick")
     stray = set(args.relearn_rows or ()) - set(args.rows or args.relearn_rows or ())
     if stray:
         parser.error(f"--relearn-rows has {sorted(stray)}, which --rows has not")
@@ -277,7 +281,8 @@ def filtered(
     wf = wfilter.apply_weight_filtering(model, class_names=train.class_names)
     recipe = "paper-vit" if args.method == "paper" and "vit" in args.backbone else args.method
     args.keep.mkdir(parents=True, exist_ok=True)
-    keep = args.keep / f"{args.dataset}-{args.backbone}-{recipe}-{args.seed}"
+    size = f"{args.steps}x{args.batch_size}of{args.train_images}"
+    keep = args.keep / f"{args.dataset}-{args.backbone}-{recipe}-{size}-{args.seed}"
     batches = data.batches(train, args.batch_size, shuffle=True, seed=args.seed)
     checkpoint = {} if args.quick else {"checkpoint": f"{keep}.checkpoint", "resume": True}
     wfilter.untrain(wf, batches, recipe=recipe, steps=args.steps, seed=args.seed, **checkpoint)
@@ -286,11 +291,11 @@ def filtered(
     return wf
 
 
-def add_line(path: Path, line: dict[str, Any]) -> None:
+def add_line(path: Path | None, line: dict[str, Any]) -> None:
     print(json.dumps({k: v for k, v in line.items() if k != "report"}))
     report = wfilter.Report.from_json(json.dumps(line["report"]))
     print(report.to_markdown())
-    if "--quick" not in line["command"]:
+    if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
