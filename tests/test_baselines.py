@@ -30,7 +30,7 @@ BARS = {
     "negative_gradients": (0.15, 0.4),
     "logit_mask": (0.0, 0.95),
     "projection": (0.0, 0.93),
-    "ssd": (0.15, 0.5),
+    "ssd": (0.3, 0.5),  # 0.12 to 0.22 with the number of threads
     "scrub": (0.05, 0.9),
     "salun": (0.05, 0.85),
     "bad_teaching": (0.4, 0.9),
