@@ -407,9 +407,11 @@ class FilteredModel(nn.Module):
 
     def _gate_now(self, name: str) -> Tensor:
         """The gates of one target in the innermost block."""
-        assert self._scope is not None
-        row = self._scope.rows[-1]
-        assert row is not None
+        scope = self._scope
+        rows = list(scope.rows) if scope is not None else []
+        row = rows[-1] if rows else None
+        if row is None:  # a forward of another thread, while a block opens or closes
+            self._refuse_mixed_threads()
         return _gates.set_gates(self.alpha[name], row, hard=self.hard)
 
     def _refresh_filters(self) -> None:
