@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch.nn.functional import interpolate
 
 from wfilter import zoo
 
@@ -71,3 +73,30 @@ def test_a_finished_training_is_not_repeated_and_other_settings_are_refused(
     (tmp_path / "cnn-digits-s0.safetensors").unlink()
     with pytest.raises(SystemExit, match="other settings"):
         train(originals, monkeypatch, tmp_path, "--lr", "0.01")
+
+
+def test_a_vit_starts_from_one_of_half_its_width_as_two_copies_that_answer_alike(
+    originals, tmp_path
+):
+    half, whole = zoo.create("vit_tiny-mnist"), zoo.create("vit_small-mnist")
+    save_file(half.state_dict(), tmp_path / "half.safetensors")
+    assert originals.start_from(whole, tmp_path / "half.safetensors").endswith("fresh: nothing")
+    with torch.no_grad():  # what couples the copies is fresh: without it both are the half
+        for name, tensor in whole.named_parameters():
+            if tensor.ndim == 2 and "head" not in name:
+                for block in tensor.chunk(3 if "qkv" in name else 1):
+                    rows, columns = (size // 2 for size in block.shape)
+                    block[:rows, columns:] = block[rows:, :columns] = 0
+    images = torch.rand(2, 1, 28, 28)
+    torch.testing.assert_close(whole(images), half(images))
+
+
+def test_an_imagenet_vit_sees_a_small_patch_as_it_would_the_enlarged_one(originals, tmp_path):
+    large = VisionTransformer(embed_dim=192, depth=12, num_heads=3, num_classes=10).eval()
+    save_file(large.state_dict(), tmp_path / "large.safetensors")
+    small = zoo.create("vit_tiny-cifar")
+    originals.start_from(small, tmp_path / "large.safetensors")
+    patch = torch.rand(1, 3, 4, 4)
+    enlarged = interpolate(patch, (16, 16), mode="bicubic")
+    seen, expected = small.patch_embed.proj(patch), large.patch_embed.proj(2 * enlarged - 1)
+    torch.testing.assert_close(seen, expected)
