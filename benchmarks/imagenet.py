@@ -15,8 +15,6 @@ margin=2``.
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
 import json
 import shlex
 import subprocess
@@ -33,6 +31,7 @@ from torch.nn import functional as F
 from torchvision.transforms import v2
 
 import wfilter
+from recipe_options import add_set, changed
 from wfilter import data, explain, metrics, zoo
 from wfilter.bench import environment
 
@@ -172,8 +171,7 @@ def main() -> None:
     wf = wfilter.apply_weight_filtering(
         Tail(vit, args.first), targets=targets, example_input=test[0][:2].float()
     )
-    changes = {k: ast.literal_eval(v) for k, v in (s.split("=", 1) for s in args.set)}
-    recipe = dataclasses.replace(wfilter.RECIPES["distill-few"], **changes)
+    recipe = changed("distill-few", args.set)
     known = labels < args.classes
     augment = partial(foreign_patches, tokens)
     began = time.process_time()
@@ -206,7 +204,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--views", type=int, default=4, help="of each image")
     parser.add_argument("--others", type=int, default=5, help="other rows per held-out image")
     parser.add_argument("--curve-rows", type=int, default=50, help="for insertion and deletion")
-    parser.add_argument("--set", action="append", default=[], help="recipe setting, name=value")
+    add_set(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("runs"))
     return parser.parse_args()

@@ -29,6 +29,7 @@ and likewise for vgg16, resnet18, resnet101 and vit_small, and for ``--method pa
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import json
 import shlex
@@ -36,7 +37,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ import wfilter
 from originals import stem_name
 from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
 from paper_tables import RESULTS, key_of, read_lines, read_runs, table1, table2, with_tables
+from recipe_options import add_set, changed
 from wfilter import baselines, data, zoo
 from wfilter.bench import environment
 from wfilter.columns import Budget
@@ -66,6 +67,7 @@ TIMM = {
 # Random labels at the baseline's own rate of 0.01 ruin a ViT: two epochs of 2,000 images of MNIST
 # leave a ViT-T an Acc_r of 11 %, at 0.003 and 0.001 of 83 % (75 % before), Acc_f 0 at all three.
 VIT_RATE = 0.001
+VALIDATION = 0.025  # share of the training images held out where a recipe stops early
 
 
 def main() -> None:
@@ -94,6 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", help="classes; default all")
     parser.add_argument("--filters", type=Path, help="finished filters instead of untraining")
     parser.add_argument("--steps", type=int, default=500, help="of untraining")
+    add_set(parser)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--train-images", type=int, default=20_000)
     parser.add_argument("--test-images", type=int, default=10_000)
@@ -104,6 +107,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rival-batch-size", type=int, default=64)
     parser.add_argument("--rival-epochs", type=int, help="default: the baseline's own")
     parser.add_argument("--rival-lr", type=float, help="default: the baseline's own (see VIT_RATE)")
+    parser.add_argument("--rival-retain", type=float, help="retain_weight of negative gradients")
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
     parser.add_argument("--originals", type=Path, default=Path("originals"))
     parser.add_argument("--random-weights", action="store_true", help="to try a path without them")
@@ -154,7 +158,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     names = ["accuracy", "zrf"] + (["curves"] if args.method in FILTERED else [])
     parts = [report_on(subject, bench, names)]
     if args.relearn_epochs:
-        some = replace(subject, rows=tuple(args.relearn_rows or subject.rows))
+        some = dataclasses.replace(subject, rows=tuple(args.relearn_rows or subject.rows))
         parts.append(report_on(some, bench, ["relearn"]))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
@@ -217,7 +221,7 @@ def make_subject(
     if args.method == "original":
         return Subject.of_one("original", model, rows), {}
     if args.method in FILTERED:
-        told = ("steps", "batch_size", "train_images")
+        told = ("steps", "batch_size", "train_images", "set")
         options = {"files": [args.filters.name]} if args.filters else pick(args, told)
         return Subject.of_filtered(filtered(args, model, train), rows), options
     if args.method == "retrained":
@@ -227,6 +231,8 @@ def make_subject(
     batches = data.batches(images, args.rival_batch_size, shuffle=True, seed=args.seed)
     method = baselines.METHODS[args.method]
     settings = {"epochs": args.rival_epochs, "lr": args.rival_lr}
+    if args.method == "negative_gradients":
+        settings["retain_weight"] = args.rival_retain
     if "vit" in args.backbone and args.method == "random_labels":
         settings["lr"] = args.rival_lr or VIT_RATE
     for name, value in settings.items():
@@ -279,16 +285,26 @@ def filtered(
     if args.filters is not None:
         return wfilter.load(args.filters, model)
     wf = wfilter.apply_weight_filtering(model, class_names=train.class_names)
-    recipe = "paper-vit" if args.method == "paper" and "vit" in args.backbone else args.method
+    recipe = recipe_of(args)
     args.keep.mkdir(parents=True, exist_ok=True)
-    size = f"{args.steps}x{args.batch_size}of{args.train_images}"
-    keep = args.keep / f"{args.dataset}-{args.backbone}-{recipe}-{size}-{args.seed}"
+    size = "-".join([f"{args.steps}x{args.batch_size}of{args.train_images}", *args.set])
+    keep = args.keep / f"{args.dataset}-{args.backbone}-{recipe.name}-{size}-{args.seed}"
+    val = None
+    if recipe.patience:  # the paper stops early, by images of its test set; ours by training images
+        train, held_out = data.hold_out(train, VALIDATION)
+        val = data.batches(held_out, args.batch_size)
     batches = data.batches(train, args.batch_size, shuffle=True, seed=args.seed)
     checkpoint = {} if args.quick else {"checkpoint": f"{keep}.checkpoint", "resume": True}
-    wfilter.untrain(wf, batches, recipe=recipe, steps=args.steps, seed=args.seed, **checkpoint)
+    wfilter.untrain(wf, batches, val, recipe=recipe, steps=args.steps, seed=args.seed, **checkpoint)
     if not args.quick:
         wf.save(f"{keep}.safetensors")
     return wf
+
+
+def recipe_of(args: argparse.Namespace) -> wfilter.Recipe:
+    """The method's recipe for the backbone, with the settings given."""
+    name = "paper-vit" if args.method == "paper" and "vit" in args.backbone else args.method
+    return changed(name, args.set)
 
 
 def add_line(path: Path | None, line: dict[str, Any]) -> None:

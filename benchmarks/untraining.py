@@ -17,8 +17,6 @@ rebuilds ``untraining.md`` from them.
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
 import json
 import math
 import platform
@@ -34,6 +32,7 @@ import torch
 from torch import Tensor
 
 import wfilter
+from recipe_options import add_set, changed
 from wfilter import data, zoo
 
 RESULTS = Path(__file__).parent / "results"
@@ -128,8 +127,7 @@ def run(args: argparse.Namespace) -> dict:
     if args.shift:
         augment = partial(data.shift_and_flip, pad=args.shift, flip=name == "cifar10")
     wf = wfilter.apply_weight_filtering(model, class_names=train.class_names)
-    changes = {k: ast.literal_eval(v) for k, v in (s.split("=", 1) for s in args.set)}
-    recipe = dataclasses.replace(wfilter.RECIPES[args.recipe], **changes)
+    recipe = changed(args.recipe, args.set)
     label = "".join(c if c.isalnum() else "-" for c in args.name or args.recipe)
     keep = Path(args.keep) / f"{args.model}-{label}-{args.seed}"
     keep.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +220,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18-cifar")
     parser.add_argument("--recipe", default="distill")
     parser.add_argument("--name", default="", help="row of the table; the recipe's by default")
-    parser.add_argument("--set", action="append", default=[], help="recipe setting, name=value")
+    add_set(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=32)

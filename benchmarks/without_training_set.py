@@ -18,8 +18,6 @@ rebuilds ``without_training_set.md`` from it.
 from __future__ import annotations
 
 import argparse
-import ast
-import dataclasses
 import json
 import math
 import shlex
@@ -39,6 +37,7 @@ from torch.nn import functional as F
 
 import untraining
 import wfilter
+from recipe_options import add_set, changed
 from wfilter import data, zoo
 from wfilter.bench import environment
 
@@ -241,8 +240,7 @@ def run(arm: str, args: argparse.Namespace) -> dict:
     augment = None
     if args.shift:
         augment = partial(data.shift_and_flip, pad=args.shift, flip=name == "cifar10")
-    changes = {k: ast.literal_eval(v) for k, v in (s.split("=", 1) for s in args.set)}
-    recipe = dataclasses.replace(wfilter.RECIPES[args.recipe], **changes)
+    recipe = changed(args.recipe, args.set)
     before = time.process_time()
     train = wfilter.InMemory(images, labels, args.batch_size, augment)
     wfilter.untrain(wf, train, recipe=recipe, steps=args.steps, seed=args.seed)
@@ -336,7 +334,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--other", help="dataset of the arm `other`")
     parser.add_argument("--frame", type=int, help="empty pixels around its images")
     parser.add_argument("--recipe", default="distill")
-    parser.add_argument("--set", action="append", default=[], help="recipe setting, name=value")
+    add_set(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -231,17 +231,20 @@ def test_retrained_models_are_those_trained_without_the_class(tmp_path):
 def test_rivals_take_the_options_given_and_tell_those_they_had(monkeypatch):
     asked = []
 
-    def method(model, forget, train, *, epochs=7, lr=0.5, seed=0):
-        asked.append((forget, len(train), epochs, lr))
+    def method(model, forget, train, *, epochs=7, lr=0.5, retain_weight=0.0, seed=0):
+        asked.append((forget, len(train), epochs, lr, retain_weight))
         return model
 
-    monkeypatch.setitem(paper.baselines.METHODS, "random_labels", method)
     images = data.load("digits", "test")
     options = {"rival_images": 12, "rival_batch_size": 6, "rival_epochs": None, "rival_lr": 0.1}
-    args = arguments(None, method="random_labels", **options)
-    _, told = paper.make_subject(args, torch.nn.Identity(), images, (2, 5))
-    assert asked == [(2, 2, 7, 0.1), (5, 2, 7, 0.1)]
-    assert told == {"images": 12, "batch_size": 6, "epochs": 7, "lr": 0.1}
+    for name in ("random_labels", "negative_gradients"):
+        monkeypatch.setitem(paper.baselines.METHODS, name, method)
+        args = arguments(None, method=name, rival_retain=0.9, **options)
+        _, told = paper.make_subject(args, torch.nn.Identity(), images, (2, 5))
+        weight = told.pop("retain_weight", 0.0)
+        assert weight == (0.9 if name == "negative_gradients" else 0.0)
+        assert asked[-2:] == [(2, 2, 7, 0.1, weight), (5, 2, 7, 0.1, weight)]
+        assert told == {"images": 12, "batch_size": 6, "epochs": 7, "lr": 0.1}
 
 
 def test_imagenets_vit_finds_its_weights_and_every_original_its_own_normalisation(

@@ -38,7 +38,9 @@ class Recipe:
             ``forget_share=1``.
         fisher_images: Images of that estimate.
         regulariser: ``"global"`` mean over all gates, or ``"layer"``: means per target, summed.
-        epsilon: Added to the cross-entropy under the paper's reciprocal; it can be 0 in float32.
+        epsilon: Added to the cross-entropy under the paper's reciprocal, which has no bound of its
+            own: on a network that is sure of its images a tiny one lets the first step throw the
+            alphas so far that no gradient brings them back.
         margin: How far below the best remaining logit a forgotten one is pushed (``distill``).
         pairs: ``"mixed"`` gives each image of a step rows or sets of its own, ``"row"`` gives all
             of them one row, that of a class in the batch (``distill``). Each image then counts
@@ -72,7 +74,7 @@ class Recipe:
     lambda_fisher: float = 0.0
     fisher_images: int = 1500
     regulariser: str = "global"
-    epsilon: float = 1e-6
+    epsilon: float = 1.0
     margin: float = 5.0
     pairs: str = "mixed"
     forget_share: float = 0.5
@@ -144,7 +146,9 @@ def _one_of(recipe: Recipe, name: str, *allowed: str) -> None:
 
 
 # Sections "Training" and "Implementation details" of the paper: SGD with learning rate 100, chi 3,
-# lambda 1 / 10 / 1 (100 for ViT), validation five times an epoch, patience 10.
+# lambda 1 / 10 / 1 (100 for ViT), validation five times an epoch, patience 10. The paper tells no
+# epsilon. At 1e-6 the first step on digits sends alphas to -40,000 and nothing is kept (Acc_r 11);
+# at 0.1 Acc_r is 75 after 200 steps and at 1 it is 91, each with Acc_f 0.
 PAPER = Recipe("paper", "paper", "sgd", 100.0, lambda_forget=10.0, lambda_alpha=1.0, expansion=3)
 PAPER_VIT = Recipe("paper-vit", "paper", "sgd", 100.0, lambda_forget=100.0, expansion=3)
 # Ours; `benchmarks/untraining.py --ablations` shows what each choice is worth.
