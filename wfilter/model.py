@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from wfilter import gates as _gates
 from wfilter import surgery
 from wfilter.gates import ByTarget
+from wfilter.gating import GateMode
 from wfilter.probe import Finding, Plan, make_plan, make_sites, parameter_of, probe
-from wfilter.rules import GateMode
 from wfilter.targets import Target
 
 if TYPE_CHECKING:
