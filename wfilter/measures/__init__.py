@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wfilter import columns
+from wfilter.cells import Column
 from wfilter.measures.bench import Bench, Measured
 from wfilter.measures.costs import cost
 from wfilter.measures.outputs import accuracy, sets, zrf
 from wfilter.measures.relearning import few_shot, relearn
 from wfilter.measures.remains import curves, membership, probe
 from wfilter.metrics.running import seeded
-from wfilter.report import Column
 from wfilter.subjects import Subject
 
 __all__ = ["MEASURES", "Bench", "Measure", "Measured", "measure"]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from wfilter import metrics
+from wfilter.cells import Cell
 from wfilter.columns import Budget, Problem
 from wfilter.metrics.inputs import check_logits
-from wfilter.report import Cell
 from wfilter.subjects import PAIRS, Subject, read, run, take
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from wfilter import metrics
+from wfilter.cells import Cell
 from wfilter.measures.bench import Bench, Measured, by_class
 from wfilter.metrics.running import evaluating
-from wfilter.report import Cell
 from wfilter.subjects import PAIRS, RowDraw, Subject, read
 
 FULL_CONFUSION = 50  # classes up to which a report keeps whole confusions
