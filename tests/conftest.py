@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,24 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
     """Equal up to ``tolerance`` of the largest expected entry."""
     scale = max(float(expected.detach().abs().max()), 1e-30)
     torch.testing.assert_close(actual / scale, expected / scale, atol=tolerance, rtol=0.0)
+
+
+def run_in_threads(work, count=8):
+    errors = []
+
+    def guarded(index):
+        try:
+            work(index)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 # ---- tiny models --------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import wfilter
 from wfilter import Budget, baselines, metrics
 from wfilter.evaluate import evaluate, make_bench, report_on
-from wfilter.measures import MEASURES, changed_tensors, random_sets, trainable
+from wfilter.measures import MEASURES
+from wfilter.measures.costs import changed_tensors
+from wfilter.measures.outputs import random_sets
+from wfilter.measures.relearning import trainable
 from wfilter.subjects import RowDraw, Subject, as_batches, take
 
 SMALL = Budget(

@@ -18,10 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CLASSES, apply, close, images, tiny
+from conftest import CLASSES, apply, close, images, run_in_threads, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_model import run_in_threads
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 

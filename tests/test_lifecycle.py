@@ -318,7 +318,7 @@ class Life(RuleBasedStateMachine):
         assert not traces(self.wf.base)
         assert not any(module.training for module in self.wf.base.modules())
         assert not any(p.requires_grad for p in self.wf.base.parameters())
-        assert self.wf._scope is None
+        assert self.wf._blocks.scope is None
         assert not torch.overrides._get_current_function_mode_stack()
 
 

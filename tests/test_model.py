@@ -1,9 +1,8 @@
-"""``FilteredModel``: what to forget, blocks, laws, state, threads, dtypes, training."""
+"""``FilteredModel``: what to forget, laws, state, processes, dtypes, training."""
 
 import copy
 import io
 import pickle
-import threading
 import warnings
 
 import pytest
@@ -145,44 +144,6 @@ def test_closed_gates_silence_and_open_gates_do_nothing(wf, x):
     close(wf(x, forget=2), wf.base.head.bias.expand(4, -1))
 
 
-# ---- forgetting ---------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def test_blocks_nest_and_end_and_an_argument_wins(wf, x):
-    plain, one, two = wf(x), wf(x, forget=1), wf(x, forget=2)
-    with wf.forgetting(1):
-        close(wf(x), one)
-        close(wf.base(x), one)
-        with wf.forgetting({2}):
-            close(wf(x), two)
-            with wf.forgetting(None):
-                assert torch.equal(wf(x), plain)
-            close(wf(x, forget=LABELS), reference_mixed(wf, x))
-        close(wf(x), one)
-        close(wf(x, forget=2), two)
-    assert torch.equal(wf(x), plain)
-
-
-def reference_mixed(wf, x):
-    """The reference on an equal model outside the block (a base in a block is parametrized)."""
-    return reference.logits(apply(tiny("cnn"), x), x, LABELS)
-
-
-@torch.no_grad()
-def test_block_that_raises_leaves_nothing_behind(wf, x):
-    before = snapshot(wf.base)
-    plain = wf(x)
-    with pytest.raises(KeyError, match="mine"), wf.forgetting(1), wf.forgetting(2):
-        raise KeyError("mine")
-    with pytest.raises(ValueError, match="outside"), wf.forgetting(1):
-        wf(x, forget=torch.tensor([0, 9, 1, 1]))
-    assert_same_state(wf.base, before)
-    assert all(type(m).__module__.startswith(("torch.nn", "conftest")) for m in wf.base.modules())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in wf.base.modules())
-    assert torch.equal(wf(x), plain)
-
-
 def test_failed_call_leaves_nothing_behind(wf, x):
     with pytest.raises(ValueError, match="entries for a batch of 4"):
         wf(x, forget=LABELS[:2])
@@ -191,44 +152,6 @@ def test_failed_call_leaves_nothing_behind(wf, x):
     assert not torch.overrides._get_current_function_mode_stack()
     with torch.no_grad():
         close(wf(x, forget=LABELS), reference.logits(wf, x, LABELS))
-
-
-@torch.no_grad()
-def test_block_follows_the_alphas(wf, x):
-    with wf.forgetting(1):
-        before = wf(x)
-        shuffle_alphas(wf, seed=9)
-        after = wf(x)
-    assert (before - after).abs().max() > 1e-6
-    close(after, wf(x, forget=1))
-
-
-def test_block_takes_no_labels(wf):
-    with (
-        pytest.raises(TypeError, match="forgetting takes one class or one set of classes"),
-        wf.forgetting(LABELS),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("what", "action"),
-    [
-        ("bake", lambda wf: wf.bake(1)),
-        ("verify", lambda wf: wf.verify(images(1, 3, 8, 8), 1)),
-        ("save", lambda wf: wf.save("never.safetensors")),
-        ("state_dict", lambda wf: wf.state_dict()),
-        ("remove_weight_filtering", wfilter.remove_weight_filtering),
-        ("copying or pickling", copy.deepcopy),
-        ("copying or pickling", pickle.dumps),
-    ],
-)
-def test_what_needs_plain_weights_is_refused_inside_a_block(wf, what, action):
-    with (
-        wf.forgetting(1),
-        pytest.raises(RuntimeError, match=f"{what} inside a forgetting block. Leave the block"),
-    ):
-        action(wf)
 
 
 # ---- state --------------------------------------------------------------------------------------
@@ -464,49 +387,7 @@ def test_recomputation_inside_a_model_is_never_silently_wrong(reentrant, granula
             close(wf(x, forget=LABELS), reference.logits(wf, x, LABELS))
 
 
-# ---- threads and processes ----------------------------------------------------------------------
-
-
-def run_in_threads(work, count=8):
-    errors = []
-
-    def guarded(index):
-        try:
-            work(index)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-@pytest.mark.parametrize("granularity", ["out", "element"])
-def test_eight_threads_with_different_forget_are_all_right(granularity, tiny_cnn, x):
-    wf = apply(tiny_cnn, x, granularity=granularity)
-    forgets = [None, 2, *(torch.roll(LABELS, i) for i in range(4)), {1, 3}, torch.eye(4).bool()]
-    with torch.no_grad():
-        expected = [wf(x, forget=forget) for forget in forgets]
-
-    def work(index):
-        with torch.no_grad():
-            for _ in range(20):
-                close(wf(x, forget=forgets[index]), expected[index])
-
-    run_in_threads(work)
-
-
-def test_block_of_another_thread_is_refused(wf, x):
-    with (
-        wf.forgetting(1),
-        pytest.raises(RuntimeError, match=r"another thread is inside wf\.forget"),
-    ):
-        run_in_threads(lambda index: wf(x, forget=2), count=1)
-    run_in_threads(lambda index: wf(x, forget=2), count=2)
+# ---- processes ----------------------------------------------------------------------------------
 
 
 def data_parallel(rank, world, address, results):

@@ -16,8 +16,9 @@ import paper
 import paper_tables
 import wfilter
 from wfilter import data, zoo
+from wfilter.cells import Cell
 from wfilter.columns import Budget, Problem, relearn
-from wfilter.report import Cell, Report
+from wfilter.report import Report
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "paper.py"
 METHODS = ["original", "distill", "paper", "random_labels", "negative_gradients"]

@@ -127,7 +127,7 @@ def test_100_classes_are_bundled_in_clusters_of_classes_that_share_units(tmp_pat
         wf.alphas.copy_(4 + 3 * torch.randn(20, 120)[group] + 0.5 * torch.randn(100, 120))
     graph = explain.class_unit_graph(wf, "0")
     for alike in (None, explain.similarity(wf)):
-        bundles = plots._bundles(graph, alike)
+        bundles = plots.graph._bundles(graph, alike)
         assert sorted(row for rows in bundles for row in rows) == list(range(100))
         whole = sum(len({int(group[row]) for row in rows}) for rows in bundles)
         assert whole == 20, "no group is torn apart"
@@ -173,7 +173,7 @@ def test_heads_of_separate_projections_and_of_blocks_of_different_width_share_on
         "layers.2.self_attention.in_proj_weight": torch.rand(2, 3, 1),
         "blocks.1.attn.proj.weight": torch.rand(2, 1, 4),
     }
-    found = plots._by_block(usage)
+    found = plots.heads._by_block(usage)
     assert {block: "".join(parts) for block, parts in found.items()} == {
         "blocks.0": "qkv",
         "blocks.1": "qkv",

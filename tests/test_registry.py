@@ -12,7 +12,7 @@ import registry_checks as checks
 import registry_models as models
 import registry_page
 import wfilter
-from wfilter import rules
+from wfilter import gating
 
 # Their own attention mixes the samples of a batch: csatv2 multiplies q and k across it, gcvit
 # repeats the global query in another order than the windows.
@@ -120,20 +120,20 @@ def test_right_model_passes(small):
 
 
 def test_gates_of_the_wrong_sample_are_noticed(small, monkeypatch):
-    right = rules.GateMode._of
-    monkeypatch.setattr(rules.GateMode, "_of", lambda *a: right(*a).flip(0))
+    right = gating.GateMode._of
+    monkeypatch.setattr(gating.GateMode, "_of", lambda *a: right(*a).flip(0))
     with pytest.raises(checks.Failed, match="sets: differs from the oracle"):
         checks.check(*small)
 
 
 def test_forgotten_bias_gate_is_noticed(small, monkeypatch):
-    right = rules.GateMode.gate
+    right = gating.GateMode.gate
 
     def without_bias_gate(mode, output, axis, site, bias, bias_site):
         return right(mode, output, axis, site, bias, None)
 
-    monkeypatch.setattr(rules.GateMode, "idle", lambda mode: [])
-    monkeypatch.setattr(rules.GateMode, "gate", without_bias_gate)
+    monkeypatch.setattr(gating.GateMode, "idle", lambda mode: [])
+    monkeypatch.setattr(gating.GateMode, "gate", without_bias_gate)
     with pytest.raises(checks.Failed, match="differs from the oracle"):
         checks.check(*small)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from wfilter.report import Cell, Column, Report
+from wfilter.cells import Cell, Column
+from wfilter.report import Report
 
 ACC_R = Column("Acc_r", "accuracy", "higher", "Accuracy on the other classes.")
 ACC_F = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")

@@ -6,11 +6,11 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from conftest import CLASSES, apply, close, images, randomise, tiny
+from conftest import CLASSES, apply, close, images, randomise
 from torch import nn
 
 import wfilter
-from wfilter.rules import RULES, Layout, find_layout, register
+from wfilter.rules import RULES, register
 
 LABELS = torch.tensor([3, -1, 0, 1])
 
@@ -205,33 +205,6 @@ def test_register_refuses_what_is_not_a_function():
         register("einsum", weight=(2, "weight"))
 
 
-def marked(*shape, where):
-    output = torch.zeros(shape)
-    output[where] = float("nan")
-    return output
-
-
-@pytest.mark.parametrize(
-    ("output", "axis", "expected"),
-    [
-        (marked(5, 7, where=1), -1, Layout(0, "plain")),
-        (marked(4, 5, 7, where=(slice(None), 1)), -1, Layout(1, "plain")),
-        (marked(15, 7, where=slice(3, 6)), -1, Layout(0, "major", 3)),
-        (marked(15, 7, where=slice(1, None, 5)), -1, Layout(0, "minor", 3)),
-        (marked(5, 7, where=2), -1, None),
-        (marked(5, 7, where=slice(1, 3)), -1, None),
-        (marked(5, 7, 5, where=(slice(None), slice(None), 1)), -2, None),
-    ],
-)
-def test_layout_is_where_the_marked_sample_lies(output, axis, expected):
-    assert find_layout(output, axis, 5) == expected
-
-
-def test_layout_prints_what_the_plan_shows():
-    assert str(Layout(0, "plain")) == "batch on axis 0"
-    assert str(Layout(1, "major")) == "batch on axis 1, folded batch-major"
-
-
 @torch.no_grad()
 def test_weights_read_through_views_and_slices_are_exact(x):
     class Views(nn.Module):
@@ -248,22 +221,6 @@ def test_weights_read_through_views_and_slices_are_exact(x):
     wf = apply(randomise(Views()), x, targets="layer.*")
     assert {row.path for row in wf.plan} == {"exact"}
     close(wf(x, forget=LABELS), reference.logits(wf, x, LABELS))
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch.func.jvp's own
-@pytest.mark.parametrize("forget", [torch.tensor([1, -1, 2]), 1], ids=["mixed", "one row"])
-def test_outputs_are_scaled_in_place_only_where_nothing_needs_them(wf, x, forget):
-    expected = wf(x[:3], forget=forget)
-    assert expected.requires_grad
-    with torch.no_grad():
-        torch.testing.assert_close(wf(x[:3], forget=forget), expected)
-    with torch.inference_mode():
-        torch.testing.assert_close(wf(x[:3], forget=forget), expected.detach())
-    wf.alphas.requires_grad_(False)
-    value, tangent = torch.func.jvp(lambda images: wf(images, forget=forget), (x[:3],), (x[:3],))
-    torch.testing.assert_close(value, expected.detach())
-    moved = torch.autograd.functional.jvp(lambda i: wf(i, forget=forget), x[:3], x[:3])[1]
-    torch.testing.assert_close(tangent, moved)
 
 
 class Odd(nn.Module):
@@ -320,24 +277,3 @@ def test_weight_read_as_a_number_is_right_for_one_class_and_refused_in_mixed_bat
     close(wf(x, forget=2), reference.logits(wf, x, torch.full((4,), 2)))
     with pytest.raises(RuntimeError, match="vmap"):
         wf(x, forget=LABELS)
-
-
-class Split(nn.Module):
-    """Runs its batch in parts of eight."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return torch.cat([self.model(part) for part in x.split(8)])
-
-
-@pytest.mark.parametrize("name", ["cnn", "batch-major windows", "batch-minor windows"])
-@torch.no_grad()
-def test_model_that_splits_large_batches_is_right_below_and_refused_above(name):
-    wf = apply(Split(tiny(name)), images(1, 3, 8, 8), targets="model.[!h]*")
-    x, labels = images(8, 3, 8, 8), torch.arange(8) % 5 - 1
-    close(wf(x, forget=labels), reference.logits(wf, x, labels))
-    with pytest.raises(RuntimeError, match=r"entries for 16 samples, where the probe saw \d"):
-        wf(torch.cat([x, x]), forget=torch.cat([labels, labels]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wfilter.report import Better, Column
+from wfilter.cells import Better, Column
 
 GAP = ("Acc_r", "Acc_f", "MIA confidence", "probe f")
 """The columns over which the gap to the retrained model is taken."""

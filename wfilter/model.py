@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +19,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from wfilter import gates as _gates
 from wfilter import surgery
+from wfilter.forgetting import Blocks, refuse_mixed_threads
 from wfilter.gates import ByTarget
+from wfilter.gating import GateMode
 from wfilter.probe import Finding, Plan, make_plan, make_sites, parameter_of, probe
-from wfilter.rules import GateMode
 from wfilter.targets import Target
 
 if TYPE_CHECKING:
     from wfilter.report import Report
 
 Forget = Union[None, int, str, "set[int]", "set[str]", "frozenset[int]", "frozenset[str]", Tensor]
-
-_OPENING = threading.Lock()
-
-
-@dataclass
-class Scope:
-    """A ``forgetting`` block: whose it is, and the rows in force, innermost last."""
-
-    thread: int
-    rows: list[Tensor | None]
-    filters: list[surgery.WeightFilter]
 
 
 @dataclass(frozen=True)
@@ -109,8 +98,7 @@ class FilteredModel(nn.Module):
         self._pinned_at: int | None = None  # version of the alphas at which that was looked at
         self._shares: bool | None = None  # not known yet
         self._probed: dict[tuple[int, ...], tuple[Finding, ...]] = {}
-        self._scope: Scope | None = None
-        self._blocks = 0  # forgetting blocks opened so far
+        self._blocks = Blocks()
         self._compiled: Compiled | None = None
 
     # ---- forward ------------------------------------------------------------------------------
@@ -140,26 +128,26 @@ class FilteredModel(nn.Module):
                 "the base model was put in training mode, where BatchNorm mixes samples and drifts."
                 " Call wf.base.eval(); wf.train() leaves it in eval mode."
             )
-        blocks = self._blocks
-        self._refuse_other_thread()
+        opened = self._blocks.opened
+        self._blocks.refuse_other_thread()
         output = self._checked(x, forget)
-        if self._blocks != blocks:
-            self._refuse_mixed_threads()
+        if self._blocks.opened != opened:
+            refuse_mixed_threads()
         return output
 
     def _checked(self, x: Tensor, forget: Forget) -> Any:
         """The part outside the compiled graph: refusals, blocks and probes, then the forward."""
-        compiled = self._compiled
-        if forget is None and self._scope is None:
+        compiled, scope = self._compiled, self._blocks.scope
+        if forget is None and scope is None:
             return self.base(x) if compiled is None else compiled.plain(x)
         self._refuse_recomputation()
         if forget is None:
             if compiled is None:
                 return self.base(x)  # parametrized by the scope
-            row = self._scope.rows[-1] if self._scope else None
+            row = None if scope is None else scope.row
             nothing = torch.zeros(self.num_classes, dtype=torch.bool)
             forget = (nothing if row is None else row).expand(len(x), -1)
-        with self._suspended() if self._scope is not None else nullcontext():
+        with nullcontext() if scope is None else scope.suspended():
             self._check_values(forget)
             per_sample = self._per_sample(x, forget)
             assert per_sample is not None
@@ -205,7 +193,7 @@ class FilteredModel(nn.Module):
         if self._needs_probe(x):
             self.probe(x)
         fused = all(finding.path == "fused" for finding in self._findings_for(x))
-        if self._pinned and replicas > 1 and fused and self._scope is None:
+        if self._pinned and replicas > 1 and fused and self._blocks.scope is None:
             self._check_pinned()
             if self._shares is None:
                 self._shares = self._can_share(x, replicas)
@@ -372,66 +360,25 @@ class FilteredModel(nn.Module):
         """
         row = None if forget is None else self._whole_row(forget, "forgetting")
         self._check_values(None)
-        with ExitStack() as stack:
-            if self._open_scope():
-                stack.callback(setattr, self, "_scope", None)
-                self._filter_base(stack)
-            assert self._scope is not None
-            self._scope.rows.append(row)
-            self._refresh_filters()
-            try:
-                yield self
-            finally:
-                self._scope.rows.pop()
-                self._refresh_filters()
+        with self._blocks.entered(row, self._filtered_base()):
+            yield self
 
-    def _filter_base(self, stack: ExitStack) -> None:
+    def _filtered_base(self) -> AbstractContextManager[list[surgery.WeightFilter]]:
         """Parametrize the base model for a block; a compiled forward passes the row along instead.
 
         Parametrizing changes the classes of modules, which would compile anew at every block.
         """
-        if self._compiled is None:
-            assert self._scope is not None
-            filters = surgery.parametrized(self.base, self.targets, self.alphas, self._gate_now)
-            self._scope.filters = stack.enter_context(filters)
-
-    def _open_scope(self) -> bool:
-        """Make this thread the owner of the blocks; False where it is already."""
-        with _OPENING:
-            self._refuse_other_thread()
-            if self._scope is not None:
-                return False
-            self._scope = Scope(threading.get_ident(), [], [])
-            self._blocks += 1
-            return True
+        if self._compiled is not None:
+            return nullcontext([])
+        return surgery.parametrized(self.base, self.targets, self.alphas, self._gate_now)
 
     def _gate_now(self, name: str) -> Tensor:
         """The gates of one target in the innermost block."""
-        scope = self._scope
-        rows = list(scope.rows) if scope is not None else []
-        row = rows[-1] if rows else None
+        scope = self._blocks.scope
+        row = None if scope is None else scope.row
         if row is None:  # a forward of another thread, while a block opens or closes
-            self._refuse_mixed_threads()
+            refuse_mixed_threads()
         return _gates.set_gates(self.alpha[name], row, hard=self.hard)
-
-    def _refresh_filters(self) -> None:
-        assert self._scope is not None
-        for weight_filter in self._scope.filters:
-            weight_filter.enabled = bool(self._scope.rows) and self._scope.rows[-1] is not None
-            weight_filter._kept = None
-
-    @contextmanager
-    def _suspended(self) -> Iterator[None]:
-        """The plain weights for one forward inside a block."""
-        assert self._scope is not None
-        before = [weight_filter.enabled for weight_filter in self._scope.filters]
-        try:
-            for weight_filter in self._scope.filters:
-                weight_filter.enabled = False
-            yield
-        finally:
-            for weight_filter, enabled in zip(self._scope.filters, before):
-                weight_filter.enabled = enabled
 
     def _whole_row(self, forget: Forget, where: str) -> Tensor:
         row = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
@@ -460,18 +407,8 @@ class FilteredModel(nn.Module):
 
     def refuse_inside_forgetting(self, what: str) -> None:
         """Stop where the base model must not be parametrized."""
-        if self._scope is not None:
+        if self._blocks.scope is not None:
             raise RuntimeError(f"{what} inside a forgetting block. Leave the block first.")
-
-    def _refuse_other_thread(self) -> None:
-        if self._scope is not None and self._scope.thread != threading.get_ident():
-            self._refuse_mixed_threads()
-
-    def _refuse_mixed_threads(self) -> NoReturn:
-        raise RuntimeError(
-            "another thread is inside wf.forgetting(...). In threads pass forget= to the call, "
-            "or give each thread its own copy.deepcopy(wf)."
-        )
 
     def _refuse_recomputation(self) -> None:
         """Gradient checkpointing runs layers again in the backward pass, without the gates."""

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from wfilter.gates import slices
-from wfilter.rules import Layout, MarkMode, ProbeMode, Site, possible_layouts
+from wfilter.layouts import Layout, possible_layouts
+from wfilter.marking import MarkMode, ProbeMode
+from wfilter.rules import Site
 from wfilter.targets import CONVOLUTIONS, Target, is_standardised
 
 # Prime, so that few axes divide by it; sample 1 is not in its middle, so that a flip shows.

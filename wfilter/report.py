@@ -10,79 +10,19 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from wfilter.cells import Cell, Column, Row
 from wfilter.tables import Comparison, Line, Table, aligned, number, piped, plain
 
 if TYPE_CHECKING:
     from rich.console import Group
-
-Better = Literal["higher", "lower", "retrained", "none"]
-Kind = Literal["percent", "number", "seconds", "count", "epochs"]
-Derived = Literal["", "worst", "gap", "routing"]
 
 FIRST = ("original", "retrained", "random network")
 """Methods that stand above the others: what all of them are compared with."""
 
 WEAK = 0.05
 """How far below the original a retrained model's Acc_r may be before a report warns of it."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One metric: what it is, and which way is better.
-
-    Attributes:
-        name: Shown at the top of the column.
-        group: The table it stands in.
-        better: Its direction; ``"retrained"`` where the retrained model's number is the bar.
-        definition: One sentence.
-        kind: How numbers are printed; fractions are printed as per cent.
-        cap: What a class that never came back counts as (``epochs``).
-        derived: Worked out from other numbers: the worst class of ``source``, the mean gap to the
-            retrained model over the columns named in ``source``, or the distance of the routings.
-        source: See ``derived``; names separated by ``", "``.
-    """
-
-    name: str
-    group: str
-    better: Better
-    definition: str
-    kind: Kind = "percent"
-    cap: float | None = None
-    derived: Derived = ""
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The number of each class, or one number for all; ``None``: not reached within the cap.
-
-    Example:
-        >>> Cell({0: 1.0, 1: 0.5}).mean()
-        0.75
-        >>> Cell({0: 3.0, 1: None}).mean(cap=9)
-        6.0
-    """
-
-    by_class: Mapping[int, float | None] = field(default_factory=dict)
-    value: float | None = None
-
-    def mean(self, cap: float | None = None) -> float:
-        """Mean over classes, each counting once; failures count as ``cap``."""
-        if not self.by_class:
-            assert self.value is not None
-            return self.value
-        values = [cap if value is None else value for value in self.by_class.values()]
-        return sum(value or 0.0 for value in values) / len(values)
-
-    @property
-    def failures(self) -> int:
-        """Classes without a number."""
-        return sum(value is None for value in self.by_class.values())
-
-
-Row = Mapping[str, Cell]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ identity, so it does not matter whether the model calls the module or reads its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,24 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from wfilter.layouts import Layout
+
 Function = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the samples lie in a function's output.
-
-    ``axis`` has one entry per sample (``"plain"``), or all entries of sample 0, then of sample 1
-    (``"major"``: Swin's windows), or sample 0, 1, 2, ... over and over (``"minor"``).
-    """
-
-    axis: int
-    order: str
-    times: int = 1  # entries of one sample
-
-    def __str__(self) -> str:
-        fold = {"plain": "", "major": ", folded batch-major", "minor": ", folded batch-minor"}
-        return f"batch on axis {self.axis}{fold[self.order]}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +77,17 @@ class LinearInWeight:
         places, keys = [s[0] for s in slots], [s[1] for s in slots]
         by_place = [value for i, value in enumerate(args) if i not in places]
         return by_place + [value for key, value in kwargs.items() if key not in keys]
+
+
+def _argument(args: Any, kwargs: Any, slot: tuple[int, str]) -> Any:
+    return args[slot[0]] if len(args) > slot[0] else kwargs.get(slot[1])
+
+
+def _without(args: Any, kwargs: Any, slot: tuple[int, str]) -> tuple[Any, Any]:
+    """The same call with the argument in ``slot`` set to None."""
+    if len(args) > slot[0]:
+        return (*args[: slot[0]], None, *args[slot[0] + 1 :]), kwargs
+    return args, {**kwargs, slot[1]: None}
 
 
 def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
@@ -253,294 +249,3 @@ class InterceptMode(TorchFunctionMode):
     ) -> Tensor:
         """The output of a bias-free call, with gates and bias applied."""
         raise NotImplementedError
-
-
-class GateMode(InterceptMode):
-    """Scale outputs by gates ``(batch, total_units)``, or ``(total_units,)``: one row for all.
-
-    ``weights`` are targets that no rule covers, as index and gated tensor, by the identity of the
-    original: every function gets them in its place. The model itself is not touched, so threads can
-    share it.
-    """
-
-    def __init__(
-        self,
-        sites: dict[int, Site],
-        gates: Tensor,
-        weights: dict[int, tuple[int, Tensor]] | None = None,
-        replicas: int = 1,
-    ):
-        super().__init__(sites)
-        self.gates = gates
-        self.weights = weights or {}
-        self.replicas = replicas
-        self.acted: set[int] = set()
-
-    def __torch_function__(
-        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if self.weights:
-            args = tuple(self._gated(value) for value in args)
-            kwargs = {key: self._gated(value) for key, value in (kwargs or {}).items()}
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def _gated(self, value: Any) -> Any:
-        """An argument, or what stands in for it when it is an original."""
-        if isinstance(value, (list, tuple)):
-            items = [self._gated(item) for item in value]
-            unchanged = all(new is old for new, old in zip(items, value))
-            return value if unchanged else tuple(items) if isinstance(value, tuple) else items
-        if not isinstance(value, Tensor) or id(value) not in self.weights:
-            return value
-        index, weight = self.weights[id(value)]
-        self._note(index)
-        return weight
-
-    def _note(self, index: int) -> None:
-        """Remember that a target was gated; refuse where its gradient would get lost."""
-        if not torch.compiler.is_dynamo_compiling():
-            self.acted.add(index)
-        if self.gates.requires_grad and not torch.is_grad_enabled():
-            raise RuntimeError(
-                "a filtered layer runs without gradients inside a forward that needs them, as "
-                "gradient checkpointing with use_reentrant=True does: its alphas would get none. "
-                "Turn that off, or call the model under torch.no_grad()."
-            )
-
-    def idle(self) -> list[int]:
-        """Indices of the targets that nothing has used so far."""
-        known = [site.index for site in self.sites.values()]
-        known += [index for index, _ in self.weights.values()]
-        return [index for index in known if index not in self.acted]
-
-    def gate(
-        self,
-        output: Tensor,
-        axis: int,
-        site: Site | None,
-        bias: Tensor | None,
-        bias_site: Site | None,
-    ) -> Tensor:
-        """``gate_w * output + gate_b * bias``, each sample with its own gates."""
-        for found in (site, bias_site):
-            if found is not None:
-                self._note(found.index)
-        layout = None
-        if self.gates.ndim == 2:
-            layout = (site or bias_site).layout  # type: ignore[union-attr]
-            output = self._samples(output, layout)  # type: ignore[arg-type]
-        position = None if layout is None else layout.axis + (layout.order == "minor")
-        shift = None
-        if bias is not None:
-            if bias_site is not None:
-                bias = self._of(bias_site, output.dtype) * bias.to(output.dtype)
-            shift = _place(bias.to(output.dtype), output, axis, position)
-        scale = None
-        if site is not None:
-            scale = _place(self._of(site, output.dtype), output, axis, position)
-        output = _multiply_add(output, scale, shift)
-        if layout is not None and layout.order != "plain":
-            return output.flatten(layout.axis, layout.axis + 1)
-        return output
-
-    def _samples(self, output: Tensor, layout: Layout) -> Tensor:
-        """The output with an axis of one entry per row of the gates.
-
-        Replicas of a sample are one until here, the first layer that treats them differently.
-        """
-        batch = self.gates.shape[0]
-        if self.replicas > 1 and output.shape[layout.axis] * self.replicas == batch:
-            if layout.order != "plain":
-                raise RuntimeError("replicas cannot be told apart where the batch axis is folded.")
-            output = output.repeat_interleave(self.replicas, layout.axis)
-        return _unfold(output, layout, batch)
-
-    def _of(self, site: Site, dtype: torch.dtype) -> Tensor:
-        return self.gates[..., site.start : site.stop].to(dtype)
-
-
-@dataclass
-class Use:
-    """What the probe saw of one target."""
-
-    functions: list[str] = field(default_factory=list)
-    layouts: set[Layout | None] = field(default_factory=set)
-    shapes: set[tuple[torch.Size, int]] = field(default_factory=set)
-    unknown: list[str] = field(default_factory=list)
-
-
-class ProbeMode(InterceptMode):
-    """Run the model unchanged and note how each target is used, and where its samples lie.
-
-    The batch has ``batch`` samples of which number 1 is NaN, so the entries of an output that
-    depend on that sample are those that are NaN.
-    """
-
-    probing = True
-
-    def __init__(self, sites: dict[int, Site], batch: int):
-        super().__init__(sites)
-        self.batch = batch
-        self.uses: dict[int, Use] = {site.index: Use() for site in sites.values()}
-        self._function = ""
-
-    def __torch_function__(
-        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self._function = getattr(func, "__name__", str(func))
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def other(self, function: Function, args: Any, kwargs: Any) -> Any:
-        """Note targets that reach a function without a rule and come out as another tensor."""
-        result = function(*args, **kwargs)
-        if isinstance(result, torch.Size):  # reading a shape is no use
-            return result
-        written = function is Tensor.__setitem__
-        derived = isinstance(result, (Tensor, tuple, list, float)) and id(result) not in self.sites
-        if written or derived:
-            values = [*args, *kwargs.values()]
-            nested = [v for value in values if isinstance(value, (tuple, list)) for v in value]
-            self.unknown_use(function, [*values, *nested])
-        return result
-
-    def unknown_use(self, function: Function, parameters: Iterable[Any]) -> None:
-        """Note a use without a rule, unless it is the standardisation of a weight."""
-        for parameter in parameters:
-            site = self.sites.get(id(parameter)) if isinstance(parameter, Tensor) else None
-            if site is not None and not site.standardised:
-                name = getattr(function, "__name__", str(function))
-                self.uses[site.index].unknown.append(name)
-
-    def gate(
-        self,
-        output: Tensor,
-        axis: int,
-        site: Site | None,
-        bias: Tensor | None,
-        bias_site: Site | None,
-    ) -> Tensor:
-        """Note the layout; the result is that of the plain call."""
-        layout = find_layout(output, axis, self.batch)
-        for found in (site, bias_site):
-            if found is not None:
-                self.uses[found.index].functions.append(self._function)
-                self.uses[found.index].layouts.add(layout)
-                self.uses[found.index].shapes.add((output.shape, axis))
-        return output if bias is None else output + _place(bias, output, axis, None)
-
-
-class MarkMode(InterceptMode):
-    """Run the model with sample 1 of one target's output turned to NaN, as a layout places it."""
-
-    def __init__(self, sites: dict[int, Site], index: int, layout: Layout, batch: int):
-        super().__init__(sites)
-        self.index, self.layout, self.batch = index, layout, batch
-
-    def gate(
-        self,
-        output: Tensor,
-        axis: int,
-        site: Site | None,
-        bias: Tensor | None,
-        bias_site: Site | None,
-    ) -> Tensor:
-        """The plain call's result, marked if the target takes part in it."""
-        if bias is not None:
-            output = output + _place(bias, output, axis, None)
-        if self.index not in [found.index for found in (site, bias_site) if found is not None]:
-            return output
-        samples = _unfold(output.clone(), self.layout, self.batch)
-        samples.select(self.layout.axis + (self.layout.order == "minor"), 1).fill_(float("nan"))
-        return samples.reshape(output.shape)
-
-
-def possible_layouts(shape: torch.Size, axis: int, batch: int) -> list[Layout]:
-    """Every way in which an output of this shape could hold the samples before its unit axis."""
-    sizes = [(a, shape[a]) for a in range(len(shape) + axis) if shape[a] % batch == 0]
-    plain = [Layout(a, "plain") for a, size in sizes if size == batch]
-    folded = [(a, size // batch) for a, size in sizes if size != batch]
-    return plain + [Layout(a, order, n) for a, n in folded for order in ("major", "minor")]
-
-
-def find_layout(output: Tensor, axis: int, batch: int) -> Layout | None:
-    """Where sample 1 of ``batch`` lies in an output in which just that sample is NaN.
-
-    ``None`` when no sample axis before the unit axis explains the NaNs: the output does not depend
-    on the input, or mixes samples.
-    """
-    marked = torch.isnan(output)
-    for candidate in range(output.ndim + axis):
-        size = output.shape[candidate]
-        if size % batch:
-            continue
-        others = [a for a in range(output.ndim) if a != candidate]
-        touched = marked.sum(dim=others) > 0 if others else marked
-        place = torch.arange(size, device=output.device)
-        if size == batch and torch.equal(touched, place == 1):
-            return Layout(candidate, "plain")
-        times = size // batch
-        if times and torch.equal(touched, place // times == 1):
-            return Layout(candidate, "major", times)
-        if times and torch.equal(touched, place % batch == 1):
-            return Layout(candidate, "minor", times)
-    return None
-
-
-def _unfold(output: Tensor, layout: Layout, batch: int) -> Tensor:
-    """Give the samples an axis of their own."""
-    if output.shape[layout.axis] != batch * layout.times:
-        raise RuntimeError(
-            f"a filtered layer gave {output.shape[layout.axis]} entries for {batch} samples, "
-            f"where the probe saw {layout.times} for each. Call wf.probe(images) with images of "
-            "this size; a model that splits its batch needs smaller batches."
-        )
-    if layout.order == "plain":
-        return output
-    shape = (batch, -1) if layout.order == "major" else (-1, batch)
-    return torch.unflatten(output, layout.axis, shape)
-
-
-def _multiply_add(output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
-    """``scale * output + shift``, in place where no gradient or transform needs the old output.
-
-    It is fresh from its function, so nobody else holds it; a second buffer of its size would cost
-    a CPU as much time as a small layer itself.
-    """
-    factors = [t for t in (output, scale, shift) if t is not None]
-    if torch.compiler.is_compiling() or any(map(_is_tracked, factors)):
-        if scale is None:
-            return output if shift is None else output + shift
-        return output * scale if shift is None else torch.addcmul(shift, output, scale)
-    if scale is None:
-        return output if shift is None else output.add_(shift)
-    return output.mul_(scale) if shift is None else torch.addcmul(shift, output, scale, out=output)
-
-
-def _is_tracked(tensor: Tensor) -> bool:
-    """Whether autograd, forward-mode differentiation or torch.func has a hand on it."""
-    tracked = tensor.requires_grad and torch.is_grad_enabled()
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return tracked or forward_mode or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
-def _place(values: Tensor, output: Tensor, axis: int, position: int | None) -> Tensor:
-    """Values ``(units,)`` or ``(batch, units)`` shaped to meet ``output`` at its unit axis."""
-    units = output.shape[axis]
-    if values.shape[-1] != units:  # a grouped transposed convolution shares units between groups
-        values = values.repeat(*[1] * (values.ndim - 1), units // values.shape[-1])
-    shape = [1] * output.ndim
-    shape[axis] = units
-    if values.ndim == 2 and position is not None:
-        shape[position] = values.shape[0]
-    return values.reshape(shape)
-
-
-def _argument(args: Any, kwargs: Any, slot: tuple[int, str]) -> Any:
-    return args[slot[0]] if len(args) > slot[0] else kwargs.get(slot[1])
-
-
-def _without(args: Any, kwargs: Any, slot: tuple[int, str]) -> tuple[Any, Any]:
-    """The same call with the argument in ``slot`` set to None."""
-    if len(args) > slot[0]:
-        return (*args[: slot[0]], None, *args[slot[0] + 1 :]), kwargs
-    return args, {**kwargs, slot[1]: None}

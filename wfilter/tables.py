@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from wfilter.report import Column, Kind
+from wfilter.cells import Column, Kind
 
 ARROWS = {"higher": "↑", "lower": "↓", "retrained": "≈", "none": ""}
 DIRECTIONS = {
