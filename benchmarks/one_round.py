@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import wfilter
 from originals import commit, stem_name
-from paper_tables import RESULTS, read_lines
+from paper_runs import RESULTS, read_lines
 from wfilter import data, zoo
 from wfilter.bench import environment
 from wfilter.recipes import Pairs, Recipe

@@ -46,7 +46,8 @@ from torch import nn
 import wfilter
 from originals import stem_name
 from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
-from paper_tables import RESULTS, key_of, read_lines, read_runs, table1, table2, with_tables
+from paper_runs import RESULTS, key_of, read_lines, read_runs
+from paper_tables import table1, table2, with_tables
 from recipe_options import add_set, changed
 from wfilter import baselines, data, zoo
 from wfilter.bench import environment

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import paper
+import paper_cells
+import paper_runs
 import paper_tables
 import wfilter
 from wfilter import data, zoo
@@ -41,7 +43,7 @@ def cells(table, *start):
 
 
 def runs(*lines):
-    return [paper_tables.run_of(stored) for stored in lines]
+    return [paper_runs.run_of(stored) for stored in lines]
 
 
 def test_without_lines_the_tables_have_the_papers_numbers_and_dashes():
@@ -81,7 +83,7 @@ def test_seeds_have_a_spread_and_their_test_images_a_range():
 
 def run(backbone, *, dataset="cifar10", method="distill", seed=0, epochs=(), cap=100, **numbers):
     facts = {"rows": 10, "test_images": 10_000, "epochs": epochs, "cap": cap}
-    return paper_tables.Run(dataset, backbone, method, seed, numbers=numbers, **facts)
+    return paper_runs.Run(dataset, backbone, method, seed, numbers=numbers, **facts)
 
 
 def listed(text):
@@ -128,7 +130,7 @@ def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_pat
         for seed, images in ((0, 10), (0, 5000), (1, 5000))
     ]
     (tmp_path / "untraining.jsonl").write_text("\n".join(map(json.dumps, more)) + "\n")
-    table = paper_tables.table1(paper_tables.read_runs(tmp_path / "paper.jsonl"))
+    table = paper_tables.table1(paper_runs.read_runs(tmp_path / "paper.jsonl"))
     theirs, ours, count = cells(table, "cifar10", "resnet18", "distill")
     assert (theirs, count) == ("-", "3 to 10, 2, 5,000")
     assert ours.startswith("93.00 ± 0.00 / 0.50 ± 0.00 / ")
@@ -148,15 +150,15 @@ def test_imagenet_comes_from_its_own_file_the_marked_line_before_the_last(tmp_pa
 
 
 def table_in(folder):
-    return paper_tables.table1(paper_tables.read_runs(folder / "paper.jsonl"))
+    return paper_tables.table1(paper_runs.read_runs(folder / "paper.jsonl"))
 
 
 def test_the_readme_and_the_tables_are_those_of_the_stored_lines():
-    made = paper_tables.read_runs(paper_tables.RESULTS / "paper.jsonl")
+    made = paper_runs.read_runs(paper_runs.RESULTS / "paper.jsonl")
     readme = paper.README.read_text(encoding="utf-8")
     assert paper_tables.with_tables(readme, made) == readme, "python benchmarks/paper.py --tables"
     for name, table in (("table1.md", paper_tables.table1), ("table2.md", paper_tables.table2)):
-        assert (paper_tables.RESULTS / name).read_text(encoding="utf-8") == table(made), name
+        assert (paper_runs.RESULTS / name).read_text(encoding="utf-8") == table(made), name
 
 
 def test_the_readme_shows_ours_beside_the_papers_with_the_original_in_brackets():
@@ -188,18 +190,18 @@ def relearning(epochs, cap, **changes):
     ],
 )
 def test_relearn_times_are_printed_as_in_the_paper(epochs, cap, printed):
-    assert paper_tables.relearned(runs(relearning(epochs, cap))) == printed
+    assert paper_cells.relearned(runs(relearning(epochs, cap))) == printed
 
 
 def test_relearn_times_of_seeds_are_pooled_and_a_lower_cap_is_left_out():
     lines = [relearning([10, None], 100), relearning([30, 20], 100, seed=1), relearning([1], 5)]
-    assert paper_tables.relearned(runs(*lines)) == "40.0 (1 of 4)"
+    assert paper_cells.relearned(runs(*lines)) == "40.0 (1 of 4)"
 
 
 def test_of_two_lines_with_the_same_key_the_later_counts(tmp_path):
     lines = [relearning([1], 5), relearning([1], 5, seed=1), relearning([2], 5)]
     (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    kept = paper_tables.read_runs(tmp_path / "paper.jsonl")
+    kept = paper_runs.read_runs(tmp_path / "paper.jsonl")
     assert {made.seed: made.epochs for made in kept} == {0: (2,), 1: (1,)}
 
 

@@ -1,0 +1,132 @@
+"""What the stored lines of the paper's tables say, in the units of the tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import wfilter
+from paper_numbers import FILTERED
+from wfilter.metrics.relearn import CAP
+
+RESULTS = Path(__file__).parent / "results"
+RELEARN = "relearn weights"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a stored line says, in the units of the tables.
+
+    Attributes:
+        numbers: Column -> mean over rows; accuracies and ZRF in per cent.
+        epochs: Of relearning, for each row measured; ``None``: not within the cap.
+        few: Test images behind everything but the accuracies.
+    """
+
+    dataset: str
+    backbone: str
+    method: str
+    seed: int
+    rows: int
+    test_images: int | None
+    numbers: Mapping[str, float]
+    epochs: tuple[float | None, ...] = ()
+    cap: float = CAP
+    few: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Its row of the table; seeds share one."""
+        return self.dataset, self.backbone, self.method
+
+
+def key_of(line: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    return line["dataset"], line["backbone"], line["method"], line["seed"]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file; none if there is none."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Of the lines with the same key the last; the files of other scripts have their say.
+
+    Accuracies on more test images come from ``untraining.jsonl``, ImageNet's runs from
+    ``imagenet.jsonl``.
+    """
+    runs = {key_of(line): run_of(line) for line in read_lines(path)}
+    for run in untraining_runs(read_lines(path.with_name("untraining.jsonl"))):
+        key = (*run.key, run.seed)
+        if key not in runs:
+            runs[key] = run
+        elif (runs[key].test_images or 0) < (run.test_images or 0):
+            numbers = {**runs[key].numbers, **run.numbers}
+            runs[key] = replace(runs[key], numbers=numbers, test_images=run.test_images)
+    original, filtered = imagenet_runs(read_lines(path.with_name("imagenet.jsonl")))
+    taken = {run.key for run in filtered}
+    kept = [run for run in runs.values() if run.key not in taken]
+    known = {run.key for run in kept}
+    return [*kept, *(run for run in original if run.key not in known), *filtered]
+
+
+def run_of(line: Mapping[str, Any]) -> Run:
+    """A line of ``paper.jsonl``."""
+    report = wfilter.Report.from_json(json.dumps(line["report"]))
+    method = report.methods[0]
+    values = {c.name: (report.value(method, c.name), c.kind) for c in report.columns}
+    numbers = {
+        name: 100 * value if kind == "percent" else value
+        for name, (value, kind) in values.items()
+        if value is not None
+    }
+    again = report.rows[method].get(RELEARN)
+    return Run(
+        *key_of(line),
+        rows=len(line["rows"]),
+        test_images=report.facts.get("test images", {}).get("in all"),
+        numbers=numbers,
+        epochs=tuple(again.by_class.values()) if again else (),
+        cap=(report.column(RELEARN).cap or CAP) if again else CAP,
+        few=report.facts.get("budget", {}).get("test_images"),
+    )
+
+
+def untraining_runs(lines: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """Accuracies of filters, and of the originals under them, by ``untraining.py``."""
+    runs = []
+    for line in lines:
+        backbone, _, dataset = line["model"].partition("-")
+        dataset = {"cifar": "cifar10"}.get(dataset, dataset)
+        if line["name"] not in FILTERED:
+            continue
+        facts = (line["seed"], 10, line["test_images"])
+        numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"]}
+        runs.append(Run(dataset, backbone, line["name"], *facts, numbers))
+        if line["seed"] == 0:
+            whole = {"Acc_r": line["original"], "Acc_f": line["original"]}
+            runs.append(Run(dataset, backbone, "original", *facts, whole))
+    return runs
+
+
+def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[Run]]:
+    """The original and ours, of the lines of ``imagenet.py`` marked for the table or the last."""
+    original, filtered = [], []
+    marked = [line for line in lines if line.get("table")]
+    marked = marked or [line for line in lines if "table" not in line][-1:]
+    for line in {line.get("seed", 0): line for line in marked}.values():
+        facts = (line.get("seed", 0), line.get("rows", 1000), line.get("test_images"))
+        whole = {"Acc_r": line["original"], "Acc_f": line["original"]}
+        original.append(Run("imagenet", "vit_tiny", "original", *facts, whole))
+        numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"]}
+        if "zrf" in line:  # a share there
+            numbers["ZRF"] = 100 * line["zrf"] if line["zrf"] <= 1 else line["zrf"]
+        for name in ("insertion", "deletion", "random_insertion", "random_deletion"):
+            if name in line:
+                numbers[name.replace("_", " ")] = line[name]
+        few = line.get("curve_images")
+        filtered.append(Run("imagenet", "vit_tiny", "distill", *facts, numbers, few=few))
+    return original, filtered
