@@ -174,8 +174,7 @@ def untrain(
     recipe: Annotated[
         str,
         typer.Option(
-            help="distill, distill-soft (small models), distill-few (many classes), "
-            "paper or paper-vit."
+            help="distill, distill-soft (small models), linear (many classes), paper or paper-vit."
         ),
     ] = "distill",
     changes: Annotated[

@@ -17,8 +17,8 @@ def directions(
 
     Closing gates by ``d = 1 - gate`` moves the base model's answers by a KL of ``d' F d / 2`` on
     average, to second order around all gates open, and ``F`` is the mean of ``r' r`` over these
-    rows ``r`` (see ``losses.closing_cost``). It is the same for every row of the alphas, so with
-    many classes it says more about what to keep than the few images that a row meets in training.
+    rows ``r``. It is the same for every row of the alphas, so with many classes it says more about
+    what to keep than the few images of a class.
 
     Args:
         wf: The filtered model; its alphas play no part.

@@ -146,17 +146,3 @@ def closedness(alphas: Iterable[Tensor], per_layer: bool = False) -> Tensor:
     if per_layer:
         return torch.stack([part.mean() for part in parts]).sum()
     return torch.cat([part.flatten() for part in parts]).mean()
-
-
-def closing_cost(gates: Tensor, directions: Tensor) -> Tensor:
-    """Mean KL, to second order, by which these gates move the base model's answers.
-
-    Args:
-        gates: ``(batch, total_units)``.
-        directions: Roots of the Fisher information, from ``wfilter.fisher.directions``.
-
-    Example:
-        >>> closing_cost(torch.tensor([[1.0, 0.0]]), torch.tensor([[5.0, 2.0], [5.0, 0.0]]))
-        tensor(1.)
-    """
-    return 0.5 * ((1 - gates) @ directions.T).square().mean()

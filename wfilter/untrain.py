@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wfilter import data as wfilter_data
-from wfilter import fisher, losses
+from wfilter import linear, losses
 from wfilter.gates import HARD
 from wfilter.history import History, ProgressBar, Record
 from wfilter.metrics.probe import penultimate_features
@@ -94,7 +94,8 @@ def untrain(
             chooses the row), iterable again for each epoch; or an ``InMemory`` set.
         val: Held-out batches for early stopping, where the recipe asks for it.
         recipe: ``"distill"``, ``"distill-soft"`` (small models), ``"paper"``, ``"paper-vit"`` or a
-            ``Recipe``; with very many classes and few images of each, ``"distill-few"``.
+            ``Recipe``; with very many classes and few images of each, ``"linear"``, which is solved
+            and takes no steps.
         epochs: Passes over ``train``; one if neither epochs nor steps is given.
         steps: Steps in all, whatever the epochs.
         device: Where to run; where the model is by default.
@@ -123,6 +124,10 @@ def untrain(
         3
     """
     run = Run(wf, train, val, get_recipe(recipe), seed)
+    if run.recipe.objective == "linear":
+        options = {"val": val, "epochs": epochs, "steps": steps, "checkpoint": checkpoint}
+        run.refuse_options(options | {"amp": amp or None, "compile": compile or None})
+        return run.solve(device, progress)
     run.plan(epochs, steps, device, amp, compile)
     keeper = None if checkpoint is None else Keeper(Path(checkpoint), checkpoint_every)
     if resume and keeper is not None:
@@ -161,7 +166,6 @@ class Run:
         self.best: Tensor | None = None
         self.best_loss, self.bad = math.inf, 0
         self.base_logits: dict[int, Tensor] = {}
-        self.directions: Tensor | None = None  # of closed gates' cost, where the recipe asks for it
         started = dist.is_available() and dist.is_initialized()
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
@@ -178,11 +182,6 @@ class Run:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
         self._refuse_deep(compile)
-        if self.recipe.lambda_fisher and self.wf.granularity == "element":
-            raise ValueError(
-                f"lambda_fisher={self.recipe.lambda_fisher} keeps a number for each image and gate,"
-                f" too many with granularity='element'. Use 'out', or lambda_fisher=0."
-            )
         if device is not None:
             self.wf.to(device)
         self.device = self.wf.alphas.device
@@ -232,6 +231,57 @@ class Run:
                     if bool((alpha == alpha.flatten()[0]).all()):
                         alpha.fill_(recipe.start)
 
+    # ---- without steps ------------------------------------------------------------------------
+
+    def refuse_options(self, options: Mapping[str, object]) -> None:
+        """The linear recipe is solved in one go: what steers steps has no meaning for it."""
+        given = [name for name, value in options.items() if value is not None]
+        if given or self.world > 1:
+            what = f"{given[0]}={options[given[0]]!r}" if given else "several processes"
+            raise ValueError(
+                f"{what} has no meaning for recipe {self.recipe.name!r}, which takes no steps. "
+                "Leave it out, or use another recipe."
+            )
+        if self.wf.granularity == "element":
+            raise ValueError(
+                f"recipe {self.recipe.name!r} keeps a number for each image and gate, too many "
+                "with granularity='element'. Use 'out', or another recipe."
+            )
+
+    def solve(self, device: str | torch.device | None, progress: bool | None) -> History:
+        """The linear recipe: every row from one look at the images."""
+        wf, began = self.wf, time.perf_counter()
+        if device is not None:
+            wf.to(device)
+        self.device, self.amp = wf.alphas.device, False
+        self._prepare_alphas()
+        generator = torch.Generator().manual_seed(self.seed)
+        images, labels = self._all_images()
+
+        def read(index: Tensor) -> Tensor:
+            return self._changed(images[index], generator)[0]
+
+        parts = torch.split(torch.arange(len(images)), linear.BATCH)
+        base = torch.cat([self._base_logits(read(part), None).cpu() for part in parts])
+        rows = self._rows(labels, base, generator)
+        with ProgressBar(None, progress) as bar:
+            for record in linear.solve(wf, read, base, rows, self.recipe, self.seed):
+                self.history.seconds = record.seconds = time.perf_counter() - began
+                self.history.records.append(record)
+                bar.show(record)
+        self.history.stopped = "solved"
+        return self.history
+
+    def _all_images(self) -> tuple[Tensor, Tensor | None]:
+        """Everything there is to see, in memory."""
+        if isinstance(self.train, InMemory):
+            return self.train.images, self.train.labels
+        batches = [split_batch(batch) for batch in _read(self.train)]
+        if not batches:
+            raise ValueError("train has no batches. Check the data and drop_last.")
+        labels = [labels for _, labels in batches if labels is not None]
+        return torch.cat([images for images, _ in batches]), torch.cat(labels) if labels else None
+
     # ---- the loop -----------------------------------------------------------------------------
 
     def go(self, keeper: Keeper | None, progress: bool | None) -> None:
@@ -240,8 +290,6 @@ class Run:
             self.history.stopped = f"{self.step} steps"
             return
         began, before = time.perf_counter(), self.history.seconds
-        if self.recipe.lambda_fisher:
-            self.directions = self._directions()
         with ProgressBar(self.total, progress if self.rank == 0 else False) as bar:
             while self.epochs is None or self.epoch < self.epochs:
                 seen = False
@@ -295,10 +343,6 @@ class Run:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
             logits, features = self._logits_and_features(images, pairs)
         loss = _objective(self.recipe, self.wf, logits.float(), base, pairs, rows, labels, features)
-        if self.directions is not None:
-            gates = self.wf._mixed_gates(pairs.forget.to(self.device))
-            cost = losses.closing_cost(gates, self.directions)
-            loss = loss + self.recipe.lambda_fisher * cost
         self._refuse_bad_loss(loss)
         self._set_learning_rate()
         self.optimiser.zero_grad(set_to_none=True)
@@ -329,26 +373,6 @@ class Run:
         if self.recipe.blend:
             return blend(images, self.recipe.blend, generator)
         return images, torch.zeros(len(images), dtype=torch.bool)
-
-    def _directions(self) -> Tensor:
-        """Of the first images there are; the same ones when a run is resumed."""
-        if isinstance(self.train, Iterator):
-            raise TypeError(
-                f"lambda_fisher={self.recipe.lambda_fisher} looks at the images before the first "
-                "step, but train can be read only once. Give a DataLoader, a list or InMemory."
-            )
-        generator = torch.Generator().manual_seed(self.seed)
-        here, self.epoch, self.position = (self.epoch, self.position), 0, 0
-        batches, seen = [], 0
-        try:
-            for images, _, _ in self._epoch():
-                batches.append(self._changed(images, generator)[0])
-                seen += len(images)
-                if seen >= self.recipe.fisher_images:
-                    break
-        finally:  # an interruption must not store them as the place of the run
-            self.epoch, self.position = here
-        return fisher.directions(self.wf, batches, 2, generator)
 
     def _logits_and_features(self, images: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor | None]:
         """The logits, and for a recipe with a term on them the features that the head sees."""
@@ -400,12 +424,12 @@ class Run:
                 raise ValueError("the paper recipe needs labels: give batches (images, labels).")
             return base.argmax(1).cpu()
         if labels.ndim == 2:
-            for name in ("lambda_deep", "lambda_fisher"):
-                if getattr(self.recipe, name):
-                    raise ValueError(
-                        f"{name}={getattr(self.recipe, name)} is for one answer per image, but "
-                        f"these images have several labels each. Use {name}=0."
-                    )
+            if self.recipe.lambda_deep or self.recipe.objective == "linear":
+                raise ValueError(
+                    f"objective={self.recipe.objective!r} with lambda_deep="
+                    f"{self.recipe.lambda_deep} is for one answer per image, but these images have "
+                    "several labels each. Use the distill recipe with lambda_deep=0."
+                )
             chosen = torch.rand(labels.shape, generator=generator) * (labels.cpu() > 0)
             if bool((chosen.amax(1) == 0).any()):
                 raise ValueError(
