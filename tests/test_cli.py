@@ -288,6 +288,12 @@ def test_bad_settings_file_is_named(capsys, tmp_path):
     )
 
 
+def test_a_recipe_without_steps_is_solved_and_its_card_says_so(weights, tmp_path):
+    words = ["untrain", "wfilter:cnn-digits", "--weights", str(weights), "--dataset", "digits"]
+    assert cli.run([*words, "--recipe", "linear", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert "- recipe: linear, solved\n" in (tmp_path / "run" / "README.md").read_text()
+
+
 def test_bad_recipe_settings_are_named(capsys, weights):
     assert "learning_rate" in complaint(capsys, *untrain_words(weights, "--set", "learning_rat=1"))
     assert "KEY=VALUE" in complaint(capsys, *untrain_words(weights, "--set", "gates"))

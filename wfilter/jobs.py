@@ -357,10 +357,11 @@ class Untraining:
     def _facts(self, history: History) -> dict[str, object]:
         """How the filters were made, for their card; file names of this machine stay out of it."""
         weights = Path(self.job.weights).name if self.job.weights else ""
+        size = "" if self.recipe.is_solved else f", {self.batch_size} images a step"
         facts = {
             "base model": f"{self.job.model}{' with ' + weights if weights else ''}",
             "data": self.job.dataset,
-            "recipe": f"{self.recipe.name}, {history.stopped}, {self.batch_size} images a step",
+            "recipe": f"{self.recipe.name}, {history.stopped}{size}",
             "seconds": f"{history.seconds:.0f}",
             "seed": self.seed,
             "all settings": settings.FILE,
@@ -388,7 +389,7 @@ class Untraining:
             steps=self.steps,
             epochs=self.epochs,
             device=device,
-            checkpoint=checkpoint,
+            checkpoint=None if self.recipe.is_solved else checkpoint,
             resume=resume,
             seed=self.seed,
             amp=self.amp,

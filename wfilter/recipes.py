@@ -94,9 +94,8 @@ class Recipe:
     patience: int = 10
 
     def __post_init__(self) -> None:
-        linear = self.objective == "linear"
         _one_of(self, "objective", "paper", "distill", "linear")
-        _one_of(self, "optimiser", *(("none",) if linear else ("sgd", "adam", "row_adam")))
+        _one_of(self, "optimiser", *(("none",) if self.is_solved else ("sgd", "adam", "row_adam")))
         _one_of(self, "schedule", "constant", "cosine")
         _one_of(self, "regulariser", "global", "layer")
         _one_of(self, "pairs", "mixed", "row")
@@ -121,22 +120,33 @@ class Recipe:
                 f"has no place in a validation; pairs={self.pairs!r}, patience={self.patience}. "
                 "Use lambda_deep > 0 with pairs='row' and patience=0, or lambda_deep=0."
             )
-        if bool(self.lambda_fisher) != linear or self.lambda_fisher < 0:
+        if bool(self.lambda_fisher) != self.is_solved or self.lambda_fisher < 0:
             raise ValueError(
                 f"lambda_fisher={self.lambda_fisher} does not go with objective="
                 f"{self.objective!r}: the linear objective needs a positive one, others have no "
                 "use for it."
             )
-        if linear and not (self.lambda_alpha > 0 and self.fisher_images > 0 and self.alike >= 0):
+        if self.is_solved and not (
+            self.lambda_alpha > 0 and self.fisher_images > 0 and self.alike >= 0
+        ):
             raise ValueError(
                 f"lambda_alpha={self.lambda_alpha} and fisher_images={self.fisher_images} must be "
                 f"positive for the linear objective, and alike={self.alike} not negative."
             )
-        if self.expansion < 1 or not 0 < self.depth <= 1 or not (self.learning_rate > 0 or linear):
+        if (
+            self.expansion < 1
+            or not 0 < self.depth <= 1
+            or not (self.learning_rate > 0 or self.is_solved)
+        ):
             raise ValueError(
                 f"expansion={self.expansion} must be at least 1, depth={self.depth} in (0, 1] and "
                 f"learning_rate={self.learning_rate} positive."
             )
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether there are no steps: the linear objective is solved."""
+        return self.objective == "linear"
 
     def __str__(self) -> str:
         return "\n".join(f"{f.name} = {getattr(self, f.name)!r}" for f in fields(self))

@@ -124,7 +124,7 @@ def untrain(
         3
     """
     run = Run(wf, train, val, get_recipe(recipe), seed)
-    if run.recipe.objective == "linear":
+    if run.recipe.is_solved:
         options = {"val": val, "epochs": epochs, "steps": steps, "checkpoint": checkpoint}
         run.refuse_options(options | {"amp": amp or None, "compile": compile or None})
         return run.solve(device, progress)
@@ -424,7 +424,7 @@ class Run:
                 raise ValueError("the paper recipe needs labels: give batches (images, labels).")
             return base.argmax(1).cpu()
         if labels.ndim == 2:
-            if self.recipe.lambda_deep or self.recipe.objective == "linear":
+            if self.recipe.lambda_deep or self.recipe.is_solved:
                 raise ValueError(
                     f"objective={self.recipe.objective!r} with lambda_deep="
                     f"{self.recipe.lambda_deep} is for one answer per image, but these images have "
