@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import reference
@@ -117,3 +118,31 @@ def test_block_of_another_thread_is_refused(wf, x):
     ):
         run_in_threads(lambda index: wf(x, forget=2), count=1)
     run_in_threads(lambda index: wf(x, forget=2), count=2)
+
+
+def test_a_forward_does_not_touch_the_filters_of_a_block_opened_since_it_began(wf, x, monkeypatch):
+    entered, done, enabled = threading.Event(), threading.Event(), []
+
+    def hold_a_block():
+        with wf.forgetting(2):
+            entered.set()
+            done.wait(10)
+
+    other = threading.Thread(target=hold_a_block)
+
+    def open_it(*_):
+        other.start()
+        assert entered.wait(10)
+
+    def look(*_):
+        if threading.current_thread() is not other:
+            enabled.extend(kept.enabled for kept in wf._blocks.scope.filters)
+
+    monkeypatch.setattr(wf, "_refuse_recomputation", open_it)
+    monkeypatch.setattr(wf, "_check_values", look)
+    with pytest.raises(RuntimeError, match="another thread is inside"):
+        wf(x, forget=1)
+    done.set()
+    other.join()
+    assert enabled
+    assert all(enabled)

@@ -79,18 +79,18 @@ class Blocks:
     def _open(self) -> Scope | None:
         """Make this thread the owner of the blocks; ``None`` where it is already."""
         with _OPENING:
-            self.refuse_other_thread()
-            if self.scope is not None:
+            if self.own() is not None:
                 return None
             self.scope = Scope(threading.get_ident(), [], [])
             self.opened += 1
             return self.scope
 
-    def refuse_other_thread(self) -> None:
-        """Stop where another thread is inside a block."""
+    def own(self) -> Scope | None:
+        """The scope, read once; stops where another thread is inside a block."""
         scope = self.scope
         if scope is not None and scope.thread != threading.get_ident():
             refuse_mixed_threads()
+        return scope
 
 
 def refuse_mixed_threads() -> NoReturn:

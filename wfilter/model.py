@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from wfilter import gates as _gates
 from wfilter import surgery
-from wfilter.forgetting import Blocks, refuse_mixed_threads
+from wfilter.forgetting import Blocks, Scope, refuse_mixed_threads
 from wfilter.gates import ByTarget
 from wfilter.gating import GateMode
 from wfilter.probe import Finding, Plan, make_plan, make_sites, parameter_of, probe
@@ -129,15 +129,15 @@ class FilteredModel(nn.Module):
                 " Call wf.base.eval(); wf.train() leaves it in eval mode."
             )
         opened = self._blocks.opened
-        self._blocks.refuse_other_thread()
-        output = self._checked(x, forget)
-        if self._blocks.opened != opened:
-            refuse_mixed_threads()
-        return output
+        try:
+            return self._checked(x, forget, self._blocks.own())
+        finally:  # whatever came of it, the weights were not what they seemed
+            if self._blocks.opened != opened:
+                refuse_mixed_threads()
 
-    def _checked(self, x: Tensor, forget: Forget) -> Any:
+    def _checked(self, x: Tensor, forget: Forget, scope: Scope | None) -> Any:
         """The part outside the compiled graph: refusals, blocks and probes, then the forward."""
-        compiled, scope = self._compiled, self._blocks.scope
+        compiled = self._compiled
         if forget is None and scope is None:
             return self.base(x) if compiled is None else compiled.plain(x)
         self._refuse_recomputation()
