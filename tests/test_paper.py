@@ -129,12 +129,14 @@ def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_pat
         {**facts, "seed": seed, "acc_f": 0.5, "test_images": images}
         for seed, images in ((0, 10), (0, 5000), (1, 5000))
     ]
+    more.append({**more[0], "name": "paper", "recipe": {"epsilon": 1e-6}})  # of another recipe
     (tmp_path / "untraining.jsonl").write_text("\n".join(map(json.dumps, more)) + "\n")
     table = paper_tables.table1(paper_runs.read_runs(tmp_path / "paper.jsonl"))
     theirs, ours, count = cells(table, "cifar10", "resnet18", "distill")
     assert (theirs, count) == ("-", "3 to 10, 2, 5,000")
     assert ours.startswith("93.00 ± 0.00 / 0.50 ± 0.00 / ")
     assert cells(table, "cifar10", "resnet18", "original")[1].startswith("94.00 / 94.00")
+    assert cells(table, "cifar10", "resnet18", "paper")[1] == "- (not run)"
 
 
 def test_imagenet_comes_from_its_own_file_the_marked_line_before_the_last(tmp_path):
