@@ -131,7 +131,8 @@ def resized(stored: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, T
     A patch is seen as the same patch enlarged would have been.
     """
     name = "patch_embed.proj.weight"
-    if name not in stored or stored[name].shape[2:] == wanted[name].shape[2:]:
+    shared = name in stored and name in wanted
+    if not shared or stored[name].shape[2:] == wanted[name].shape[2:]:
         return stored
     kernel, bias = stored[name].float(), stored["patch_embed.proj.bias"].float()
     size, old_size = wanted[name].shape[2:], kernel.shape[2:]

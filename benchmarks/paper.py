@@ -227,6 +227,7 @@ def make_subject(
     if args.method in FILTERED:
         told = ("steps", "batch_size", "train_images", "set")
         options = {"files": [args.filters.name]} if args.filters else pick(args, told)
+        options |= {"recipe": recipe_of(args).name}
         return Subject.of_filtered(filtered(args, model, train), rows), options
     if args.method == "retrained":
         models, files = retrained(args, rows)

@@ -291,7 +291,13 @@ def test_bad_settings_file_is_named(capsys, tmp_path):
 def test_a_recipe_without_steps_is_solved_and_its_card_says_so(weights, tmp_path):
     words = ["untrain", "wfilter:cnn-digits", "--weights", str(weights), "--dataset", "digits"]
     assert cli.run([*words, "--recipe", "linear", "--out", str(tmp_path / "run"), "--quiet"]) == 0
-    assert "- recipe: linear, solved\n" in (tmp_path / "run" / "README.md").read_text()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "- recipe: linear, solved\n" in card
+    assert "On the images the rows were made from" in card
+    again = ["untrain", "--config", str(tmp_path / "run" / "settings.toml")]
+    assert cli.run([*again, "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    files = [(tmp_path / name / "filters.safetensors").read_bytes() for name in ("run", "again")]
+    assert files[0] == files[1]
 
 
 def test_bad_recipe_settings_are_named(capsys, weights):

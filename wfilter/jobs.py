@@ -136,7 +136,10 @@ class Filters:
         history = self.history
         if history is not None and history.records:
             name = history.recipe.get("name", "?")
-            known["recipe"] = f"{name}, {history.records[-1].step} steps"
+            solved = history.stopped == "solved"
+            known["recipe"] = (
+                f"{name}, {'solved' if solved else f'{history.records[-1].step} steps'}"
+            )
             known["untrained in"] = f"{history.seconds:.0f} s"
         return {name: value for name, value in known.items() if value}
 

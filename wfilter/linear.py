@@ -4,7 +4,8 @@ With every gate at ``1 - d`` the lead of a forgotten logit over all others falls
 ``G`` is its gradient at open gates, and the base model's answers to other images move by a KL of
 ``d' F d / 2`` (see ``wfilter.fisher``). A row is the ``d`` in 0..1 that makes the lead of its class
 fall far enough, on its images and those most like it, at the least cost to all others: a convex
-problem for each class, solved for many at once. Of the network it takes one gradient per image.
+problem for each class, solved for many at once. Of the network it takes one gradient for each
+example of a row, and a few for the Fisher information.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Read = Callable[[Tensor], Tensor]  # from indices of images to the images
 BATCH = 50
 DRAWS = 2  # rows of the Fisher information for each image
 ITERATIONS = 120
-ENTRIES = 2**25  # gradients held at once: 128 MiB in float32
+ENTRIES = 2**25  # about as many numbers in the gradients of one part: 128 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def gradients(wf: FilteredModel, images: Tensor, rows: Tensor) -> tuple[Tensor, 
     gates = torch.ones(len(images), wf.alphas.shape[1]).to(wf.alphas).requires_grad_()
     with torch.enable_grad():
         lead = leads(wf._gated(images, gates), rows)
-    return torch.autograd.grad(lead.sum(), gates)[0], lead.detach()
+        return torch.autograd.grad(lead.sum(), gates)[0], lead.detach()
 
 
 def closings(
@@ -116,8 +117,8 @@ def closings(
     *,
     lambda_fisher: float,
     lambda_alpha: float,
-) -> Tensor:
-    """How far to close each gate, ``(rows, total_units)`` in 0..1.
+) -> tuple[Tensor, Tensor]:
+    """How far to close each gate, ``(rows, total_units)`` in 0..1, and what that costs each row.
 
     Minimises, for each row, half of: the mean square of what its leads lack of falling by ``fall``,
     ``lambda_fisher`` times the mean square along ``directions``, and ``lambda_alpha`` times the
@@ -135,7 +136,7 @@ def closings(
     Example:
         >>> dear = torch.tensor([[0.0, 100.0]])  # the second gate is one that others need
         >>> weights, fall = {"lambda_fisher": 1.0, "lambda_alpha": 0.001}, torch.tensor([0.5])
-        >>> closed = closings(torch.ones(1, 2), fall, torch.tensor([0]), dear, 1, **weights)
+        >>> closed, _ = closings(torch.ones(1, 2), fall, torch.tensor([0]), dear, 1, **weights)
         >>> closed.round(decimals=2)
         tensor([[0.5000, 0.0000]])
     """
@@ -153,7 +154,10 @@ def closings(
         before, closed = closed, (ahead - step * slope / diagonal).clamp(0, 1)
         last, momentum = momentum, (1 + math.sqrt(1 + 4 * momentum**2)) / 2
         ahead = closed + (last - 1) / momentum * (closed - before)
-    return closed
+    lacking = (fall - (weighted * closed[row]).sum(1)).clamp(min=0)
+    cost = lambda_fisher * (closed @ directions.T).square().mean(1)
+    cost += lambda_alpha * closed.square().sum(1)
+    return closed, cost.index_add_(0, row, lacking.square()) / 2
 
 
 def _curvature(
@@ -194,22 +198,45 @@ def solve(
     roots *= (free := _free(wf))
     weights = {name: getattr(recipe, name) for name in ("lambda_fisher", "lambda_alpha")}
     everything = examples(base, labels, recipe.alike)
-    per_row = max(1, math.ceil(len(everything.row) / wf.num_classes))
-    rows = max(1, ENTRIES // (per_row * roots.shape[1]))
-    for number, first in enumerate(range(0, wf.num_classes, rows)):
-        last = min(first + rows, wf.num_classes)
+    _refuse_bare_rows(everything, wf)
+    for number, (first, last) in enumerate(_parts(len(everything.row), *wf.alphas.shape)):
         shown = everything.of_rows(first, last)
-        parts = _batches(shown, roots.device)
-        found = [gradients(wf, read(index), row) for index, row in parts]
-        gradient = torch.cat([roots[:0], *(part * free for part, _ in found)])
+        found = [gradients(wf, read(i), row) for i, row in _batches(shown, roots.device)]
+        gradient = torch.cat([gradient * free for gradient, _ in found])
         # Below all others together by the margin, and by no less where it has no lead to lose.
-        fall = torch.cat([roots[:0, 0], *(lead for _, lead in found)]).clamp(min=0) + recipe.margin
+        fall = torch.cat([lead for _, lead in found]).clamp(min=0) + recipe.margin
         row = (shown.row - first).to(roots.device)
-        closed = closings(gradient, fall, row, roots, last - first, **weights)
+        closed, cost = closings(gradient, fall, row, roots, last - first, **weights)
+        if not bool(closed.isfinite().all()):
+            raise FloatingPointError(
+                f"the closings of rows {first} to {last - 1} are not finite. Their alphas are kept "
+                "as they were. Look at the images of these classes for NaN."
+            )
         with torch.no_grad():
             alphas = torch.logit(1 - closed).clamp(-HARD, HARD)
             wf.alphas[first:last] = torch.where(free, alphas, HARD)
-        yield _record(wf, read, shown, labels, number + 1, closed)
+        yield _record(wf, read, shown, labels, number + 1, closed, float(cost.mean()))
+
+
+def parts_of(wf: FilteredModel, images: int, recipe: Recipe) -> int:
+    """In how many parts `solve` takes the rows of so many images."""
+    return len(_parts(images + recipe.alike * wf.num_classes, *wf.alphas.shape))
+
+
+def _parts(count: int, classes: int, units: int) -> list[tuple[int, int]]:
+    """The rows, some at a time, of about equally many examples each."""
+    rows = max(1, ENTRIES * classes // (count * units))
+    return [(first, min(first + rows, classes)) for first in range(0, classes, rows)]
+
+
+def _refuse_bare_rows(shown: Examples, wf: FilteredModel) -> None:
+    seen = torch.bincount(shown.row, minlength=wf.num_classes)
+    bare = (seen == 0).nonzero()[:, 0].tolist()
+    if bare:
+        raise ValueError(
+            f"there is no image of class {bare[0]} ({len(bare)} such classes), and no other to "
+            "make its row from. Give images of it, or alike=16."
+        )
 
 
 def _batches(shown: Examples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -228,12 +255,18 @@ def _free(wf: FilteredModel) -> Tensor:
 
 @torch.no_grad()
 def _record(
-    wf: FilteredModel, read: Read, shown: Examples, labels: Tensor, step: int, closed: Tensor
+    wf: FilteredModel,
+    read: Read,
+    shown: Examples,
+    labels: Tensor,
+    step: int,
+    closed: Tensor,
+    cost: float,
 ) -> Record:
     """What the network itself makes of the new rows: on their images, and on as many others."""
-    shown = shown.first(2 * int(shown.own.sum()))
+    shown = shown.first(max(BATCH, 2 * int(shown.own.sum())))
     parts = _batches(shown, closed.device)
-    answers = [wf(read(index), forget=row).argmax(1).cpu() for index, row in parts]
-    right = (torch.cat([labels[:0], *answers]) == labels[shown.image]).float()
+    answers = torch.cat([wf(read(index), forget=row).argmax(1).cpu() for index, row in parts])
+    right = (answers == labels[shown.image]).float()
     retain, forget = float(right[~shown.own].mean()), float(right[shown.own].mean())
-    return Record(step, 0, 0.0, math.nan, retain, forget, float((closed >= 0.5).float().mean()))
+    return Record(step, 0, 0.0, cost, retain, forget, float((closed >= 0.5).float().mean()))

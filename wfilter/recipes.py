@@ -20,10 +20,10 @@ class Recipe:
         name: Shown in histories and reports.
         objective: ``"paper"`` (cross-entropy and its reciprocal), ``"distill"`` (KL to the base
             model without the forgotten logits) or ``"linear"`` (solved to first order without
-            steps, see ``wfilter.linear``; of the other settings only those that name it matter).
+            steps, see ``wfilter.linear``; beside ``depth`` only settings that name it matter).
         optimiser: ``"sgd"``, ``"adam"``, or ``"row_adam"``: Adam whose second moment is shared by
             the units of a row, so that units with large gradients move further than others;
-            ``"none"`` for what is solved.
+            ``"solver"`` for the linear objective.
         learning_rate: Of the optimiser, on raw alphas.
         schedule: ``"constant"`` or ``"cosine"`` (to zero at the last step).
         expansion: Replicas of a sample with different rows (the paper's chi).
@@ -95,7 +95,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _one_of(self, "objective", "paper", "distill", "linear")
-        _one_of(self, "optimiser", *(("none",) if self.is_solved else ("sgd", "adam", "row_adam")))
+        _one_of(
+            self, "optimiser", *(("solver",) if self.is_solved else ("sgd", "adam", "row_adam"))
+        )
         _one_of(self, "schedule", "constant", "cosine")
         _one_of(self, "regulariser", "global", "layer")
         _one_of(self, "pairs", "mixed", "row")
@@ -126,6 +128,17 @@ class Recipe:
                 f"{self.objective!r}: the linear objective needs a positive one, others have no "
                 "use for it."
             )
+        for name, idle in (
+            ("blend", 0.0),
+            ("gates", "soft"),
+            ("lambda_deep", 0.0),
+            ("patience", 0),
+        ):
+            if self.is_solved and getattr(self, name) != idle:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no meaning for the linear objective, "
+                    f"which takes no steps. Use {name}={idle!r}."
+                )
         if self.is_solved and not (
             self.lambda_alpha > 0 and self.fisher_images > 0 and self.alike >= 0
         ):
@@ -210,7 +223,7 @@ DISTILL_SOFT = Recipe(
 LINEAR = Recipe(
     "linear",
     "linear",
-    "none",
+    "solver",
     0.0,
     lambda_alpha=0.05,
     lambda_fisher=5.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from wfilter.recipes import (
 from wfilter.resume import Keeper
 
 Batches = Iterable[Any]
+Augment = wfilter_data.Augment
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class InMemory:
     images: Tensor
     labels: Tensor | None = None
     batch_size: int = 64
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    augment: Augment | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and len(self.labels) != len(self.images):
@@ -125,9 +126,10 @@ def untrain(
     """
     run = Run(wf, train, val, get_recipe(recipe), seed)
     if run.recipe.is_solved:
-        options = {"val": val, "epochs": epochs, "steps": steps, "checkpoint": checkpoint}
-        run.refuse_options(options | {"amp": amp or None, "compile": compile or None})
-        return run.solve(device, progress)
+        given = {"epochs": epochs, "steps": steps, "checkpoint": checkpoint, "resume": resume}
+        run.refuse_options({"val": val is not None, "amp": amp, "compile": compile, **given})
+        with torch.enable_grad():
+            return run.solve(device, progress)
     run.plan(epochs, steps, device, amp, compile)
     keeper = None if checkpoint is None else Keeper(Path(checkpoint), checkpoint_every)
     if resume and keeper is not None:
@@ -235,18 +237,18 @@ class Run:
 
     def refuse_options(self, options: Mapping[str, object]) -> None:
         """The linear recipe is solved in one go: what steers steps has no meaning for it."""
-        given = [name for name, value in options.items() if value is not None]
+        given = [name for name, value in options.items() if value]
         if given or self.world > 1:
-            what = f"{given[0]}={options[given[0]]!r}" if given else "several processes"
             raise ValueError(
-                f"{what} has no meaning for recipe {self.recipe.name!r}, which takes no steps. "
-                "Leave it out, or use another recipe."
+                f"{given[0] if given else 'more than one process'} has no meaning for recipe "
+                f"{self.recipe.name!r}, which takes no steps. Leave it out, or use another recipe."
             )
         if self.wf.granularity == "element":
             raise ValueError(
                 f"recipe {self.recipe.name!r} keeps a number for each image and gate, too many "
                 "with granularity='element'. Use 'out', or another recipe."
             )
+        _refuse_one_class(self.wf.num_classes)
 
     def solve(self, device: str | torch.device | None, progress: bool | None) -> History:
         """The linear recipe: every row from one look at the images."""
@@ -255,16 +257,18 @@ class Run:
             wf.to(device)
         self.device, self.amp = wf.alphas.device, False
         self._prepare_alphas()
+        wf._refuse_recomputation()
         generator = torch.Generator().manual_seed(self.seed)
-        images, labels = self._all_images()
+        pick, count, labels, augment = self._all_images()
 
         def read(index: Tensor) -> Tensor:
-            return self._changed(images[index], generator)[0]
+            images = pick(index)
+            return (images if augment is None else augment(images, generator)).to(self.device)
 
-        parts = torch.split(torch.arange(len(images)), linear.BATCH)
+        parts = torch.split(torch.arange(count), linear.BATCH)
         base = torch.cat([self._base_logits(read(part), None).cpu() for part in parts])
         rows = self._rows(labels, base, generator)
-        with ProgressBar(None, progress) as bar:
+        with ProgressBar(linear.parts_of(wf, count, self.recipe), progress) as bar:
             for record in linear.solve(wf, read, base, rows, self.recipe, self.seed):
                 self.history.seconds = record.seconds = time.perf_counter() - began
                 self.history.records.append(record)
@@ -272,15 +276,18 @@ class Run:
         self.history.stopped = "solved"
         return self.history
 
-    def _all_images(self) -> tuple[Tensor, Tensor | None]:
-        """Everything there is to see, in memory."""
-        if isinstance(self.train, InMemory):
-            return self.train.images, self.train.labels
-        batches = [split_batch(batch) for batch in _read(self.train)]
-        if not batches:
+    def _all_images(self) -> tuple[linear.Read, int, Tensor | None, Augment | None]:
+        """How to get at images by their index, how many there are, and their labels."""
+        data = self.train
+        if isinstance(data, wfilter_data.Batches):  # the images themselves, in their own order
+            whole = data.dataset
+            return lambda index: whole.batch(index)[0], len(whole), whole.labels, data.augment
+        if not isinstance(data, InMemory):
+            torch.manual_seed(self.seed * 1_000_003)  # loaders shuffle by the global RNG
+            data = _gathered(data)
+        if not len(data.images):
             raise ValueError("train has no batches. Check the data and drop_last.")
-        labels = [labels for _, labels in batches if labels is not None]
-        return torch.cat([images for images, _ in batches]), torch.cat(labels) if labels else None
+        return data.images.__getitem__, len(data.images), data.labels, data.augment
 
     # ---- the loop -----------------------------------------------------------------------------
 
@@ -425,10 +432,12 @@ class Run:
             return base.argmax(1).cpu()
         if labels.ndim == 2:
             if self.recipe.lambda_deep or self.recipe.is_solved:
+                name = f"lambda_deep={self.recipe.lambda_deep}"
+                if self.recipe.is_solved:
+                    name = f"recipe {self.recipe.name!r}"
                 raise ValueError(
-                    f"objective={self.recipe.objective!r} with lambda_deep="
-                    f"{self.recipe.lambda_deep} is for one answer per image, but these images have "
-                    "several labels each. Use the distill recipe with lambda_deep=0."
+                    f"{name} is for one answer per image, but these images have several labels "
+                    "each. Use a distill recipe with lambda_deep=0."
                 )
             chosen = torch.rand(labels.shape, generator=generator) * (labels.cpu() > 0)
             if bool((chosen.amax(1) == 0).any()):
@@ -606,6 +615,16 @@ def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
     )
 
 
+def _gathered(data: Batches) -> InMemory:
+    """All batches as one set."""
+    batches = [split_batch(batch) for batch in _read(data)]
+    known = [labels for _, labels in batches if labels is not None]
+    if known and len(known) < len(batches):
+        raise ValueError("some batches have labels and some have none. Give all or none.")
+    images = torch.cat([images for images, _ in batches]) if batches else torch.empty(0)
+    return InMemory(images, torch.cat(known) if known else None)
+
+
 def _first(batch: dict[str, Any], *names: str) -> Any:
     return next((batch[name] for name in names if name in batch), None)
 
@@ -614,9 +633,13 @@ def _take(labels: Tensor | None, index: Tensor) -> Tensor | None:
     return None if labels is None else labels[index]
 
 
-def _pairs(recipe: Recipe, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
+def _refuse_one_class(num_classes: int) -> None:
     if num_classes < 2:
         raise ValueError("untraining needs at least 2 classes: with 1 there is nothing to retain.")
+
+
+def _pairs(recipe: Recipe, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
+    _refuse_one_class(num_classes)
     mixed = paper_pairs if recipe.objective == "paper" else distill_pairs
     make = row_pairs if recipe.pairs == "row" else mixed
     return make(rows, num_classes, recipe, generator)
