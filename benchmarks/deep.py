@@ -36,7 +36,7 @@ from torch.nn import functional as F
 import wfilter
 from wfilter import data, losses, metrics, zoo
 from wfilter.bench import environment
-from wfilter.recipes import Pairs
+from wfilter.pairs import Pairs
 from wfilter.untrain import Run
 
 untraining = import_module("wfilter.untrain")  # the package's attribute is the function

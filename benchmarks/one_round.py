@@ -35,7 +35,8 @@ from originals import commit, stem_name
 from paper_runs import RESULTS, read_lines
 from wfilter import data, zoo
 from wfilter.bench import environment
-from wfilter.recipes import Pairs, Recipe
+from wfilter.pairs import Pairs
+from wfilter.recipes import Recipe
 
 ALL = "all"
 
@@ -132,7 +133,7 @@ def only_row(row: int) -> Iterator[None]:
     def pairs(recipe: Recipe, labels: Tensor, classes: int, generator: torch.Generator) -> Pairs:
         return Pairs(torch.arange(len(labels)), torch.full_like(labels, row), labels == row)
 
-    with mock.patch.object(sys.modules["wfilter.untrain"], "_pairs", pairs):
+    with mock.patch.object(sys.modules["wfilter.untrain"], "make_pairs", pairs):
         yield
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import wfilter
 from wfilter import bench
-from wfilter.recipes import RowAdam
+from wfilter.optimisers import RowAdam
 
 RESULTS = Path(__file__).parent / "results"
 

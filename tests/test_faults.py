@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import wfilter
 from wfilter.data import ImageSet, batches
+from wfilter.reading import InMemory
 from wfilter.recipes import PAPER
-from wfilter.untrain import InMemory, untrain
+from wfilter.untrain import untrain
 
 RECIPE = dataclasses.replace(PAPER, forget_share=1.0)
 NAMES = ("ant", "bee", "cow", "dog")

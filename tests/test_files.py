@@ -20,9 +20,10 @@ from torch import nn
 
 import wfilter
 from wfilter import checkpoint, settings
+from wfilter.reading import InMemory
 from wfilter.recipes import DISTILL
 from wfilter.resume import Keeper
-from wfilter.untrain import InMemory, Run, untrain
+from wfilter.untrain import Run, untrain
 
 DAMAGE = (ValueError, FileNotFoundError)
 STEPS = {"steps": 4, "checkpoint_every": 1}

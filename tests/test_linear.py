@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import wfilter
 from wfilter import data, linear, zoo
 from wfilter.gates import HARD
+from wfilter.reading import InMemory
 from wfilter.recipes import DISTILL, LINEAR
-from wfilter.untrain import InMemory, untrain
+from wfilter.untrain import untrain
 
 
 @pytest.mark.parametrize("name", ["cnn", "attention"])

@@ -16,9 +16,11 @@ from torch import nn
 import wfilter
 from wfilter import data, losses
 from wfilter.metrics import penultimate_features
-from wfilter.recipes import DISTILL, DISTILL_SOFT, PAPER, Pairs
+from wfilter.pairs import Pairs
+from wfilter.reading import InMemory, split_batch
+from wfilter.recipes import DISTILL, DISTILL_SOFT, PAPER
 from wfilter.resume import Keeper
-from wfilter.untrain import InMemory, Run, split_batch, untrain
+from wfilter.untrain import Run, untrain
 
 QUICK = dataclasses.replace(DISTILL, depth=1.0, expansion=2)
 DEEP = dataclasses.replace(DISTILL_SOFT, name="deep", pairs="row", lambda_deep=5.0)

@@ -15,11 +15,12 @@ from wfilter.columns import Budget
 from wfilter.evaluate import compare, evaluate
 from wfilter.export import export
 from wfilter.model import FilteredModel
+from wfilter.reading import InMemory
 from wfilter.recipes import RECIPES, Recipe
 from wfilter.report import Report
 from wfilter.rules import register
 from wfilter.surgery import apply_weight_filtering, find_targets, remove_weight_filtering
-from wfilter.untrain import InMemory, untrain
+from wfilter.untrain import untrain
 
 if TYPE_CHECKING:
     from wfilter import baselines, bench, data, explain, metrics, page, plots, zoo  # noqa: F401

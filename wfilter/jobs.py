@@ -18,9 +18,10 @@ from wfilter import card, checkpoint, data, readers, settings, zoo
 from wfilter.data import Batches, ImageSet
 from wfilter.history import History, Record
 from wfilter.model import FilteredModel
+from wfilter.reading import InMemory
 from wfilter.recipes import Recipe
 from wfilter.surgery import apply_weight_filtering
-from wfilter.untrain import InMemory, untrain
+from wfilter.untrain import untrain
 
 if TYPE_CHECKING:
     from wfilter.report import Report

@@ -21,7 +21,7 @@ from wfilter import data as datasets
 from wfilter.metrics.inputs import check_labels, check_logits
 from wfilter.metrics.running import device_of, evaluating
 from wfilter.model import FilteredModel
-from wfilter.untrain import InMemory, split_batch
+from wfilter.reading import InMemory, split_batch
 
 PAIRS = 256
 """Images times rows in one forward."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,54 +18,18 @@ from wfilter.gates import HARD
 from wfilter.history import History, ProgressBar, Record
 from wfilter.metrics.probe import penultimate_features
 from wfilter.model import FilteredModel
-from wfilter.recipes import (
-    Pairs,
-    Recipe,
-    RowAdam,
-    blend,
-    distill_pairs,
-    get_recipe,
-    paper_pairs,
-    row_pairs,
+from wfilter.optimisers import make_optimiser
+from wfilter.pairs import Pairs, blend, make_pairs, refuse_one_class
+from wfilter.reading import (
+    Batches,
+    InMemory,
+    gathered,
+    read_batches,
+    refuse_no_batches,
+    split_batch,
 )
+from wfilter.recipes import Recipe, get_recipe
 from wfilter.resume import Keeper
-
-Batches = Iterable[Any]
-Augment = wfilter_data.Augment
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """Images and labels held as tensors: untrain draws its own batches and caches the base logits.
-
-    Attributes:
-        images: ``(samples, ...)``.
-        labels: int64 ``(samples,)``, bool ``(samples, num_classes)``, or ``None``.
-        batch_size: Samples per step over all processes.
-        augment: Applied to a batch of images at every step. The base logits are then not cached,
-            and neither are they when the recipe blends images.
-    """
-
-    images: Tensor
-    labels: Tensor | None = None
-    batch_size: int = 64
-    augment: Augment | None = None
-
-    def __post_init__(self) -> None:
-        if self.labels is not None and len(self.labels) != len(self.images):
-            raise ValueError(
-                f"InMemory has {len(self.images)} images\nand {len(self.labels)} labels. Pass one "
-                "label (or one row of a bool matrix) for each image."
-            )
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.images) / self.batch_size)
-
-    def order(self, seed: int, epoch: int) -> Iterator[Tensor]:
-        """Indices of each batch of an epoch."""
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.images), generator=generator)
-        yield from torch.split(order, self.batch_size)
 
 
 def untrain(
@@ -156,9 +118,9 @@ class Run:
         seed: int,
     ):
         wf.refuse_inside_forgetting("untrain")
-        _refuse_no_batches(train, "train")
+        refuse_no_batches(train, "train")
         if val is not None:
-            _refuse_no_batches(val, "val")
+            refuse_no_batches(val, "val")
         wf.refuse_other_classes(train)
         wf.refuse_other_classes(val)
         self.wf, self.train, self.val, self.recipe, self.seed = wf, train, val, recipe, seed
@@ -205,7 +167,7 @@ class Run:
         self._prepare_alphas()
         self.forward = torch.compile(self.wf) if compile else self.wf
         self.shares = not compile
-        self.optimiser = _optimiser(self.recipe, self.wf)
+        self.optimiser = make_optimiser(self.recipe, self.wf)
 
     def _refuse_deep(self, compile: bool) -> None:
         compiled = compile or self.wf._compiled is not None
@@ -248,7 +210,7 @@ class Run:
                 f"recipe {self.recipe.name!r} keeps a number for each image and gate, too many "
                 "with granularity='element'. Use 'out', or another recipe."
             )
-        _refuse_one_class(self.wf.num_classes)
+        refuse_one_class(self.wf.num_classes)
 
     def solve(self, device: str | torch.device | None, progress: bool | None) -> History:
         """The linear recipe: every row from one look at the images."""
@@ -276,7 +238,7 @@ class Run:
         self.history.stopped = "solved"
         return self.history
 
-    def _all_images(self) -> tuple[linear.Read, int, Tensor | None, Augment | None]:
+    def _all_images(self) -> tuple[linear.Read, int, Tensor | None, wfilter_data.Augment | None]:
         """How to get at images by their index, how many there are, and their labels."""
         data = self.train
         if isinstance(data, wfilter_data.Batches):  # the images themselves, in their own order
@@ -284,7 +246,7 @@ class Run:
             return lambda index: whole.batch(index)[0], len(whole), whole.labels, data.augment
         if not isinstance(data, InMemory):
             torch.manual_seed(self.seed * 1_000_003)  # loaders shuffle by the global RNG
-            data = _gathered(data)
+            data = gathered(data)
         if not len(data.images):
             raise ValueError("train has no batches. Check the data and drop_last.")
         return data.images.__getitem__, len(data.images), data.labels, data.augment
@@ -331,7 +293,7 @@ class Run:
         torch.manual_seed(self.seed * 1_000_003 + self.epoch)  # loaders shuffle by the global RNG
         if isinstance(data, wfilter_data.Batches):  # these by their own seed and epoch
             data.epoch = self.epoch
-        for number, batch in enumerate(_read(data)):
+        for number, batch in enumerate(read_batches(data)):
             if number >= self.position:
                 images, labels = split_batch(batch)
                 yield images, labels, None
@@ -344,7 +306,7 @@ class Run:
         rows = self._rows(labels, base, generator)
         if self.recipe.blend and (labels is None or labels.ndim == 1):
             rows = torch.where(is_blended, base.argmax(1).cpu(), rows)
-        pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
+        pairs = make_pairs(self.recipe, rows, self.wf.num_classes, generator)
         pairs = pairs.share(self.rank, self.world)
         before = self.wf.alphas.detach().clone() if not self.wf.sparse else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
@@ -533,14 +495,14 @@ class Run:
         assert self.val is not None
         generator = torch.Generator().manual_seed(self.seed)
         values = []
-        for batch in _read(self.val):
+        for batch in read_batches(self.val):
             images, labels = split_batch(batch)
             images = images.to(self.device)
             base = self._base_logits(images, None)
             rows = self._rows(labels, base, generator)
             if len(rows) < 2:
                 continue
-            pairs = _pairs(self.recipe, rows, self.wf.num_classes, generator)
+            pairs = make_pairs(self.recipe, rows, self.wf.num_classes, generator)
             sample, forget = pairs.sample.to(self.device), pairs.forget.to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
                 logits = self.wf(images[sample], forget).float()
@@ -568,81 +530,8 @@ class Run:
 # ---- pieces of a step -------------------------------------------------------------------------
 
 
-def _refuse_no_batches(data: object, name: str) -> None:
-    if not isinstance(data, InMemory | Iterable) and not hasattr(data, "__getitem__"):
-        raise TypeError(
-            f"{name} is of type {type(data).__name__}, not batches. Give a DataLoader or another "
-            "iterable of (images, labels)."
-        )
-
-
-def _read(data: Batches) -> Iterator[Any]:
-    """The batches; says what happened when a worker dies before its batch was fetched.
-
-    The tensors of a batch are handed over by the worker itself: without it torch only reports that
-    a connection broke.
-    """
-    try:
-        yield from data
-    except (ConnectionError, EOFError) as error:
-        if not getattr(data, "num_workers", 0):
-            raise
-        raise RuntimeError(
-            f"a DataLoader worker was killed before its batch was fetched ({error}). It may have "
-            "run out of memory; start again, with resume=True if there is a checkpoint."
-        ) from error
-
-
-def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
-    """Images and labels of a batch: a tensor, a pair, or a dict with the usual keys.
-
-    Example:
-        >>> split_batch({"pixel_values": torch.zeros(2, 3), "labels": torch.tensor([0, 1])})[1]
-        tensor([0, 1])
-    """
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, dict):
-        images = _first(batch, "image", "images", "pixel_values", "x", "input")
-        labels = _first(batch, "label", "labels", "target", "targets", "y")
-        if images is not None:
-            return images, labels
-    elif isinstance(batch, Sequence) and batch and isinstance(batch[0], Tensor):
-        return batch[0], batch[1] if len(batch) > 1 else None
-    raise TypeError(
-        f"a batch of type {type(batch).__name__} is not understood. Give (images, labels), images "
-        "alone, or a dict with 'image' and 'label'."
-    )
-
-
-def _gathered(data: Batches) -> InMemory:
-    """All batches as one set."""
-    batches = [split_batch(batch) for batch in _read(data)]
-    known = [labels for _, labels in batches if labels is not None]
-    if known and len(known) < len(batches):
-        raise ValueError("some batches have labels and some have none. Give all or none.")
-    images = torch.cat([images for images, _ in batches]) if batches else torch.empty(0)
-    return InMemory(images, torch.cat(known) if known else None)
-
-
-def _first(batch: dict[str, Any], *names: str) -> Any:
-    return next((batch[name] for name in names if name in batch), None)
-
-
 def _take(labels: Tensor | None, index: Tensor) -> Tensor | None:
     return None if labels is None else labels[index]
-
-
-def _refuse_one_class(num_classes: int) -> None:
-    if num_classes < 2:
-        raise ValueError("untraining needs at least 2 classes: with 1 there is nothing to retain.")
-
-
-def _pairs(recipe: Recipe, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
-    _refuse_one_class(num_classes)
-    mixed = paper_pairs if recipe.objective == "paper" else distill_pairs
-    make = row_pairs if recipe.pairs == "row" else mixed
-    return make(rows, num_classes, recipe, generator)
 
 
 def _objective(
@@ -683,14 +572,3 @@ def _objective(
         closed = losses.closedness(alphas, recipe.regulariser == "layer")
         loss = loss + recipe.lambda_alpha * closed
     return loss
-
-
-def _optimiser(recipe: Recipe, wf: FilteredModel) -> torch.optim.Optimizer:
-    parameters = wf.trainable_parameters()
-    if recipe.optimiser == "row_adam":
-        return RowAdam(parameters, recipe.learning_rate)
-    if recipe.optimiser == "adam":
-        if wf.sparse:  # a row is met now and then: its second moment must not lag behind
-            return torch.optim.SparseAdam(parameters, recipe.learning_rate, (0.9, 0.99))
-        return torch.optim.Adam(parameters, recipe.learning_rate)
-    return torch.optim.SGD(parameters, recipe.learning_rate)
