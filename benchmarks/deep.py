@@ -19,7 +19,6 @@ import dataclasses
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wfilter
+from originals import commit
 from wfilter import data, losses, metrics, zoo
 from wfilter.bench import environment
 from wfilter.pairs import Pairs
@@ -360,7 +360,6 @@ def measure(at: Problem, args: argparse.Namespace, idea: str) -> dict[str, Any]:
     else:
         wf = untrained(at, args, idea)
         figures = probed(lambda row: wf.bake(row).eval(), at, args)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     trained_only = idea in ("original", "retrained")
     plain = trained_only or (IDEAS[idea][1] is None and idea != "rows-alike")
     return {
@@ -380,7 +379,7 @@ def measure(at: Problem, args: argparse.Namespace, idea: str) -> dict[str, Any]:
         "probe_images": args.probe_images,
         "seconds": round(time.perf_counter() - began, 1),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         **environment(),
     }
 

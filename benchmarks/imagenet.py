@@ -1,6 +1,7 @@
 """Untrain all 1,000 classes of ImageNet in a ViT with three images of each class, on a CPU.
 
     python benchmarks/imagenet.py
+    python benchmarks/imagenet.py --train train1+k1+k2 --test k0
     python benchmarks/imagenet.py --train train1+k0 --test k1    # to choose settings
     python benchmarks/paper.py --tables
 
@@ -8,7 +9,8 @@ Only the last blocks get filters, on queries, keys and values and on the hidden 
 (``--units`` chooses), so the blocks before them are run once: their output for each image is kept,
 and the rest of the network is untrained on it by the recipe ``linear``. The parts ``train1+k0+k1``
 are used; ``k2`` is left for the figures, which are printed and added to ``results/imagenet.jsonl``,
-and from there to the tables. Settings of the recipe can be changed: ``--set margin=12``.
+and from there to the tables, as those of ``k0`` held out; ``k1`` is the part on which settings were
+chosen. They can be changed: ``--set margin=12``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,12 +29,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wfilter
+from originals import commit
 from recipe_options import add_set, changed
 from wfilter import data, explain, metrics, zoo
 from wfilter.bench import environment
 
 RESULTS = Path(__file__).parent / "results"
+TESTED = ("k0", "k2")  # settings were chosen on k1
 SPEC = "timm:vit_tiny_patch16_224"
+FIRST = 9
 UNITS = {"qkv": "attn.qkv.*", "fc1": "mlp.fc1.*"}
 
 
@@ -138,7 +142,7 @@ def curves(
 
 
 def main() -> None:
-    args = parse_arguments()
+    args, code = parse_arguments(), commit()
     args.keep.mkdir(parents=True, exist_ok=True)
     vit = zoo.build(SPEC, weights=zoo.weights_path(SPEC)).eval()
     stem = args.keep / f"imagenet-block{args.first}"
@@ -163,15 +167,22 @@ def main() -> None:
     gates = wf.alphas.detach().sigmoid()
     figures |= {"closed": round(100 * float((gates < 0.5).float().mean()), 2)}
     figures |= {"zrf": zrf(wf, vit, test, held_out)} | curves(wf, *test, args.curve_rows)
-    save(wf, targets, images.class_names, args.keep / "imagenet-vit_tiny.safetensors")
-    store(args, figures | {"cpu_seconds": round(spent)}, len(test[1]))
+    save(
+        wf,
+        targets,
+        images.class_names,
+        args.keep / f"imagenet-vit_tiny-{args.train}.safetensors",
+    )
+    store(args, figures | {"cpu_seconds": round(spent)}, len(test[1]), code)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train", default="train1+k0+k1", help="parts to untrain on")
     parser.add_argument("--test", default="k2", help="the part held out for the figures")
-    parser.add_argument("--first", type=int, default=9, help="block from which on there are gates")
+    parser.add_argument(
+        "--first", type=int, default=FIRST, help="block from which on there are gates"
+    )
     parser.add_argument("--units", nargs="+", choices=tuple(UNITS), default=list(UNITS))
     parser.add_argument("--others", type=int, default=5, help="other rows per held-out image")
     parser.add_argument("--curve-rows", type=int, default=50, help="for insertion and deletion")
@@ -181,12 +192,19 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def store(args: argparse.Namespace, figures: dict[str, Any], test_images: int) -> None:
-    """Print the line and add it to the file; the tables take the last of each seed on k2."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+def in_table(args: argparse.Namespace) -> bool:
+    """Whether a run is one for the table: all settings as they are, all other parts used."""
+    others = {"train1", "k0", "k1", "k2"} - {args.test}
+    usual = not args.set and args.units == list(UNITS) and args.first == FIRST
+    return args.test in TESTED and {*args.train.split("+")} == others and usual
+
+
+def store(args: argparse.Namespace, figures: dict[str, Any], test_images: int, code: str) -> None:
+    """Print the line and add it to the file; the tables take the last for each part held out."""
     line = figures | {"rows": 1000, "test_images": test_images, "seed": args.seed}
-    line |= {"table": args.test == "k2", "command": shlex.join(["python", *sys.argv])}
-    line |= {"commit": commit.stdout.strip(), **environment()}
+    line |= {"train": args.train, "test": args.test, "table": in_table(args)}
+    line |= {"command": shlex.join(["python", *sys.argv])}
+    line |= {"commit": code, **environment()}
     print(json.dumps(line))
     with (RESULTS / "imagenet.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")

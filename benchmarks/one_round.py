@@ -1,6 +1,7 @@
 """One round for all classes against one run for each class: time, accuracy and storage.
 
     python benchmarks/one_round.py                  # ResNet-18 on MNIST, weights from originals/
+    python benchmarks/one_round.py --set forget_share=0.5
     python benchmarks/one_round.py --table          # only rebuild results/one_round.md
 
 Both use the same recipe, images and step size. A run for a single class draws no other row: each
@@ -20,7 +21,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import mean
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 import wfilter
 from originals import commit, stem_name
 from paper_runs import RESULTS, read_lines
+from recipe_options import add_set, changed
 from wfilter import data, zoo
 from wfilter.bench import environment
 from wfilter.pairs import Pairs
@@ -44,10 +46,11 @@ ALL = "all"
 def main() -> None:
     args = parse_arguments()
     lines = read_lines(args.out)
-    done = {(line["model"], line["recipe"], line["seed"], line["row"]) for line in lines}
+    done = {(name_of(line), line["row"]) for line in lines}
+    wanted = name_of({**vars(args), "set": args.set})
     problem = None if args.table else load(args)
     for row in [ALL, *range(problem[1].num_classes)] if problem else []:
-        if (args.model, args.recipe, args.seed, row) not in done:
+        if (wanted, row) not in done:
             lines.append(run(args, row, *problem))
             print(json.dumps(lines[-1]), flush=True)
             with args.out.open("a") as file:
@@ -59,6 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet18-mnist", choices=zoo.names())
     parser.add_argument("--recipe", default="distill", choices=tuple(wfilter.RECIPES))
+    add_set(parser)
     parser.add_argument("--steps", type=int, nargs="+", default=[12, 25, 50, 100, 200, 400, 800])
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--train-images", type=int, default=20_000)
@@ -89,7 +93,7 @@ def load(args: argparse.Namespace) -> tuple[nn.Module, data.ImageSet, data.Image
 
 def run(args: argparse.Namespace, row: int | str, model: nn.Module, *parts: data.ImageSet) -> dict:
     """The shortest run whose rows all meet the bar, or the longest; its line."""
-    (train, held_out, test), recipe = parts, wfilter.RECIPES[args.recipe]
+    (train, held_out, test), recipe = parts, changed(args.recipe, args.set)
     rows = [*range(train.num_classes)] if row == ALL else [int(row)]
     if row != ALL:
         train = train.take(with_share(train.labels, rows[0], recipe.forget_share))
@@ -111,7 +115,8 @@ def run(args: argparse.Namespace, row: int | str, model: nn.Module, *parts: data
     parameters, units = sum(p.numel() for p in model.parameters()), wf.alphas.shape[1]
     bar = {"forget": args.forget, "retain": args.retain, "held_out": len(held_out)}
     return {
-        **{"model": args.model, "seed": args.seed, "row": row, "recipe": recipe.name},
+        **{"model": args.model, "seed": args.seed, "row": row},
+        **{"recipe": recipe.name, "set": args.set},
         **{"met": met, **tried[-1], "tried": tried, "bar": bar},
         **dict(zip(("original", "acc_r", "acc_f"), figures)),
         **{"acc_f_worst": round(max(forget for *_, forget in found), 3), "test_images": len(test)},
@@ -170,7 +175,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     ratios = []
-    names = [f"{line['model']}, {line['recipe']}, {line['seed']}" for line in lines]
+    names = [name_of(line) for line in lines]
     for name in dict.fromkeys(names):
         own = [line for line, its in zip(lines, names) if its == name]
         both = [[x for x in own if (x["row"] == ALL) is whole] for whole in (True, False)]
@@ -182,6 +187,11 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             missed = sum(not line["met"] for line in own)
             ratios.append(f"- {name}: {times} of one round; {missed} of them missed the bar.")
     return "\n".join([*text, "", *ratios, ""])
+
+
+def name_of(line: Mapping[str, Any]) -> str:
+    """What the runs that belong together are called."""
+    return ", ".join([line["model"], line["recipe"], *line["set"], str(line["seed"])])
 
 
 def cells(some: Sequence[dict[str, Any]]) -> str:

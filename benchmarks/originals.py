@@ -10,9 +10,10 @@ is not run twice. The last epoch's weights are kept: the test images choose noth
 ``--start FILE`` begins with the weights of a model trained on something else, wherever names and
 shapes agree: minutes instead of hours. A ViT takes patches, positions and normalisation of an
 ImageNet ViT scaled to its own, and one of twice the width is made of two copies side by side; what
-couples them is fresh. ``--train-images`` takes fewer of them, at random. ``--without 3`` leaves
-class 3 out and writes ``resnet18-mnist-s0-without3.safetensors``: the retrained model, by the
-original's own recipe.
+couples them is fresh. ``--train-images`` takes fewer of them, at random. ``--warp`` also turns,
+scales and slants them, and ``--bfloat16`` multiplies in half precision: up to twice as fast
+on a CPU that has units for it. ``--without 3`` leaves class 3 out and writes
+``resnet18-mnist-s0-without3.safetensors``: a retrained model.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float)
     parser.add_argument("--pad", type=int, default=2, help="largest shift of a training image")
     parser.add_argument("--flip", action="store_true", help="mirror training images (not digits)")
+    parser.add_argument("--warp", action="store_true", help="turn, scale and slant them, too")
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in half precision")
     parser.add_argument("--start", type=Path, help="safetensors file to take weights from")
     parser.add_argument("--train-images", type=int, help="default: all")
     parser.add_argument("--without", type=int, help="a class whose images are left out")
@@ -175,7 +178,7 @@ def fit(
     checkpoint: Path,
 ) -> float:
     """Train ``model`` in place; the seconds it took, those before an interruption included."""
-    augment = partial(data.shift_and_flip, pad=args.pad, flip=args.flip) if args.pad else None
+    augment = partial(augmented, pad=args.pad, flip=args.flip, warp=args.warp)
     loader = data.batches(
         train, args.batch_size, shuffle=True, seed=args.seed, drop_last=True, augment=augment
     )
@@ -193,7 +196,7 @@ def fit(
         for batch, (images, labels) in enumerate(loader):
             if batch < done:  # seen before the interruption
                 continue
-            total += train_step(model, images, labels, optimiser)
+            total += train_step(model, images, labels, optimiser, args.bfloat16)
             schedule.step()
             step += 1
             if time.perf_counter() - saved > CHECKPOINT_SECONDS:
@@ -211,6 +214,28 @@ def fit(
     return before + time.perf_counter() - start
 
 
+def augmented(
+    images: Tensor, generator: torch.Generator, *, pad: int, flip: bool, warp: bool
+) -> Tensor:
+    """Training images as a step sees them, each changed in its own way."""
+    images = warped(images, generator) if warp else images
+    if pad or flip:
+        images = data.shift_and_flip(images, generator, pad=pad, flip=flip)
+    return images
+
+
+def warped(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image turned by up to 15 degrees, scaled and slanted by up to a tenth."""
+    angle, slant, *scales = torch.rand(4, len(images), generator=generator) * 2 - 1
+    sine, cosine = (angle * torch.pi / 12).sin(), (angle * torch.pi / 12).cos()
+    turn = torch.stack([cosine, -sine, sine, cosine], 1).view(-1, 2, 2)
+    shape = torch.diag_embed(1 + 0.1 * torch.stack(scales, 1))
+    shape[:, 0, 1] = 0.1 * slant
+    matrix = F.pad(turn @ shape, (0, 1))  # (batch, 2, 3), about the centre
+    grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
 def make_optimiser(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
     """Weight decay on matrices and kernels only."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
@@ -225,10 +250,15 @@ def make_optimiser(model: nn.Module, args: argparse.Namespace) -> torch.optim.Op
 
 
 def train_step(
-    model: nn.Module, images: Tensor, labels: Tensor, optimiser: torch.optim.Optimizer
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    optimiser: torch.optim.Optimizer,
+    bfloat16: bool = False,
 ) -> float:
-    logits = model(images.contiguous(memory_format=torch.channels_last))
-    loss = F.cross_entropy(logits, labels)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        logits = model(images.contiguous(memory_format=torch.channels_last))
+    loss = F.cross_entropy(logits.float(), labels)
     optimiser.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -8,11 +8,12 @@
 A run measures one method on one backbone and appends a JSON line with its command, seed, commit and
 environment to ``results/paper.jsonl``; one that is there already is not run again (``--again``
 does, and of two lines the later counts), and an interrupted untraining goes on from its checkpoint.
-``--quick`` tries the whole way in a minute or two.
+``--quick`` tries the whole way in a minute or two. ``--bfloat16`` untrains and trains rivals in
+half precision, and measures in float32.
 
 CIFAR-10 and ImageNet originals come with the data (WFILTER_DATA); others are trained first by
 ``benchmarks/originals.py`` and found through ``--originals``, and so are the retrained models: one
-for each class, by ``originals.py --without CLASS`` with the original's own recipe. Rivals forget
+for each class, by ``originals.py --without CLASS``. Rivals forget
 the classes in ``--rows`` one at a time. Relearning is what costs most: ``--relearn-rows 0 3 8``
 measures it on some of the rows, ``--relearn-epochs`` is the cap.
 
@@ -33,7 +34,6 @@ import dataclasses
 import inspect
 import json
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -44,13 +44,14 @@ import torch
 from torch import nn
 
 import wfilter
-from originals import stem_name
+from originals import commit, stem_name
 from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
 from paper_runs import RESULTS, key_of, read_lines, read_runs
 from paper_tables import table1, table2, with_tables
 from recipe_options import add_set, changed
 from wfilter import baselines, data, zoo
 from wfilter.bench import environment
+from wfilter.checkpoint import fingerprint
 from wfilter.columns import Budget
 from wfilter.evaluate import make_bench, report_on
 from wfilter.subjects import Subject
@@ -112,6 +113,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rival-epochs", type=int, help="default: the baseline's own")
     parser.add_argument("--rival-lr", type=float, help="default: the baseline's own (see VIT_RATE)")
     parser.add_argument("--rival-retain", type=float, help="retain_weight of negative gradients")
+    parser.add_argument("--bfloat16", action="store_true", help="untrain and train rivals in it")
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
     parser.add_argument("--originals", type=Path, default=Path("originals"))
     parser.add_argument("--random-weights", action="store_true", help="to try a path without them")
@@ -131,6 +133,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--weights is for --dataset imagenet; others come from --originals")
     if args.random_weights and not args.quick:
         parser.error("--random-weights only tries the path: add --quick")
+    if args.bfloat16 and (args.filters or args.method in ("original", "retrained")):
+        parser.error("--bfloat16 is for what is untrained or trained here; this is only measured")
     stray = set(args.relearn_rows or ()) - set(args.rows or args.relearn_rows or ())
     if stray:
         parser.error(f"--relearn-rows has {sorted(stray)}, which --rows has not")
@@ -142,6 +146,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Make what the method makes, and measure it."""
+    code = commit()  # now: by the end of the run the repository may have moved on
     torch.manual_seed(args.seed)
     model, facts = original(args)
     train, test = (
@@ -164,7 +169,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.relearn_epochs:
         some = dataclasses.replace(subject, rows=tuple(args.relearn_rows or subject.rows))
         parts.append(report_on(some, bench, ["relearn"]))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "dataset": args.dataset,
         "backbone": args.backbone,
@@ -175,7 +179,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "report": json.loads(wfilter.Report.join(parts).to_json()),
         "cpu_seconds": None if "files" in options else round(spent, 1),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
+        "base": fingerprint(model)[:16],
+        "commit": code,
         **environment(),
     }
 
@@ -225,7 +230,7 @@ def make_subject(
     if args.method == "original":
         return Subject.of_one("original", model, rows), {}
     if args.method in FILTERED:
-        told = ("steps", "batch_size", "train_images", "set")
+        told = ("steps", "batch_size", "train_images", "set", "bfloat16")
         options = {"files": [args.filters.name]} if args.filters else pick(args, told)
         options |= {"recipe": recipe_of(args).name}
         return Subject.of_filtered(filtered(args, model, train), rows), options
@@ -243,8 +248,11 @@ def make_subject(
     for name, value in settings.items():
         if value is None:
             settings[name] = inspect.signature(method).parameters[name].default
-    models = {row: method(model, row, batches, seed=args.seed, **settings) for row in rows}
+    # Weights change inside: cached copies of them would be stale after the first step.
+    with torch.autocast("cpu", torch.bfloat16, args.bfloat16, cache_enabled=False):
+        models = {row: method(model, row, batches, seed=args.seed, **settings) for row in rows}
     told = {"images": len(images), "batch_size": args.rival_batch_size, **settings}
+    told |= {"bfloat16": args.bfloat16}
     return Subject.of_models(args.method, models), told
 
 
@@ -267,7 +275,7 @@ def retrained(
 
 def training_command(args: argparse.Namespace, name: str, row: int) -> str:
     """What trained the original, without the class; the defaults where no log tells."""
-    for line in read_lines(args.originals / "originals.jsonl"):
+    for line in reversed(read_lines(args.originals / "originals.jsonl")):
         told = line["settings"]
         whole = told.get("without") is None and told.get("limit") is None
         if whole and (told["model"], told["seed"]) == (name, args.seed):
@@ -293,6 +301,7 @@ def filtered(
     recipe = recipe_of(args)
     args.keep.mkdir(parents=True, exist_ok=True)
     size = "-".join([f"{args.steps}x{args.batch_size}of{args.train_images}", *args.set])
+    size += "-bfloat16" * args.bfloat16
     keep = args.keep / f"{args.dataset}-{args.backbone}-{recipe.name}-{size}-{args.seed}"
     val = None
     if recipe.patience:  # the paper stops early, by images of its test set; ours by training images
@@ -300,7 +309,8 @@ def filtered(
         val = data.batches(held_out, args.batch_size)
     batches = data.batches(train, args.batch_size, shuffle=True, seed=args.seed)
     checkpoint = {} if args.quick else {"checkpoint": f"{keep}.checkpoint", "resume": True}
-    wfilter.untrain(wf, batches, val, recipe=recipe, steps=args.steps, seed=args.seed, **checkpoint)
+    options = {"recipe": recipe, "steps": args.steps, "seed": args.seed, "amp": args.bfloat16}
+    wfilter.untrain(wf, batches, val, **options, **checkpoint)
     if not args.quick:
         wf.save(f"{keep}.safetensors")
     return wf

@@ -116,20 +116,21 @@ def untraining_runs(lines: Sequence[Mapping[str, Any]]) -> list[Run]:
 
 
 def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[Run]]:
-    """The original and ours, of the lines of ``imagenet.py`` marked for the table or the last."""
+    """The original and ours, of the last line of ``imagenet.py`` for each part held out.
+
+    Parts take the place of seeds. Runs to choose settings by are not marked for the table, and
+    ``k1``, on which they were chosen, is left out.
+    """
     original, filtered = [], []
-    marked = [line for line in lines if line.get("table")]
-    marked = marked or [line for line in lines if "table" not in line][-1:]
-    for line in {line.get("seed", 0): line for line in marked}.values():
-        facts = (line.get("seed", 0), line.get("rows", 1000), line.get("test_images"))
+    named = [{"test": "k2", **line} for line in lines if line.get("table")]  # once the only part
+    marked = {(line["test"], line["seed"]): line for line in named if line["test"] != "k1"}
+    for number, line in enumerate(marked.values()):
+        facts = (number, line["rows"], line["test_images"])
         whole = {"Acc_r": line["original"], "Acc_f": line["original"]}
         original.append(Run("imagenet", "vit_tiny", "original", *facts, whole))
-        numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"]}
-        if "zrf" in line:  # a share there
-            numbers["ZRF"] = 100 * line["zrf"] if line["zrf"] <= 1 else line["zrf"]
+        numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"], "ZRF": 100 * line["zrf"]}
         for name in ("insertion", "deletion", "random_insertion", "random_deletion"):
-            if name in line:
-                numbers[name.replace("_", " ")] = line[name]
+            numbers[name.replace("_", " ")] = line[name]
         few = line.get("curve_images")
         filtered.append(Run("imagenet", "vit_tiny", "distill", *facts, numbers, few=few))
     return original, filtered

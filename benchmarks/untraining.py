@@ -22,7 +22,6 @@ import math
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from functools import partial
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 import wfilter
+from originals import commit
 from recipe_options import add_set, changed
 from wfilter import data, zoo
 
@@ -147,7 +147,6 @@ def run(args: argparse.Namespace) -> dict:
     sizes = SIZES if recipe.gates == "hard" or args.sets else (1,)
     figures = measure(wf, test, args.seed, sizes, args.set_images)
     gates = wf.alphas.detach().sigmoid()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "model": args.model,
         "name": args.name or args.recipe,
@@ -170,7 +169,7 @@ def run(args: argparse.Namespace) -> dict:
         "torch": torch.__version__,
         "machine": platform.machine(),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "note": args.note,
     }
 

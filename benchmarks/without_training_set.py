@@ -22,7 +22,6 @@ import json
 import math
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +36,7 @@ from torch.nn import functional as F
 
 import untraining
 import wfilter
+from originals import commit
 from recipe_options import add_set, changed
 from wfilter import data, zoo
 from wfilter.bench import environment
@@ -247,7 +247,6 @@ def run(arm: str, args: argparse.Namespace) -> dict:
     spent = time.process_time() - before
     figures = untraining.measure(wf, kept, args.seed, SIZES, args.set_images)
     gates = wf.alphas.detach().sigmoid()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "model": args.model,
         "arm": arm,
@@ -266,7 +265,7 @@ def run(arm: str, args: argparse.Namespace) -> dict:
         "make_cpu_seconds": round(made, 1),
         "untrain_cpu_seconds": round(spent, 1),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "environment": environment(),
     }
 

@@ -18,7 +18,13 @@ def problem():
 
 
 def arguments(**changes):
-    given = {"model": "cnn-digits", "recipe": "distill-soft", "batch_size": 32, "seed": 0}
+    given = {
+        "model": "cnn-digits",
+        "recipe": "distill-soft",
+        "batch_size": 32,
+        "seed": 0,
+        "set": [],
+    }
     return argparse.Namespace(**given, **{"forget": 10.0, "retain": 10.0, "steps": [60], **changes})
 
 
@@ -57,13 +63,20 @@ def test_a_bar_that_is_not_met_is_told(problem):
 
 
 def test_the_table_gives_the_measured_ratio():
-    common = {"model": "m", "recipe": "r", "seed": 0, "classes": 2, "parameters": 70}
+    common = {
+        "model": "m",
+        "recipe": "r",
+        "seed": 0,
+        "set": ["a=1"],
+        "classes": 2,
+        "parameters": 70,
+    }
     figures = {"met": True, "original": 99.0, "acc_r": 98.0, "acc_f": 0.5, "acc_f_worst": 1.0}
     common |= figures | {"alphas_of_a_row": 5, "test_images": 1000, "steps": 10}
     lines = [{**common, "row": row, "cpu_seconds": s} for row, s in (("all", 4), (0, 3), (1, 5))]
     text = one_round.table(lines)
     shared = "98.00 / 0.50 (1.00) | 99.00 | 10 | 140 | 1,000 |"
-    assert f"| m, r, 0 | one round | 1 of 1 | 10 | 4 | {shared}" in text
-    assert f"| m, r, 0 | single classes | 2 of 2 | 20 | 8 | {shared}" in text
+    assert f"| m, r, a=1, 0 | one round | 1 of 1 | 10 | 4 | {shared}" in text
+    assert f"| m, r, a=1, 0 | single classes | 2 of 2 | 20 | 8 | {shared}" in text
     assert "2 single runs take 2.00 x the time of one round; 0 of them missed the bar." in text
     assert "take" not in one_round.table(lines[:2]).split("|---|")[-1]

@@ -100,3 +100,28 @@ def test_an_imagenet_vit_sees_a_small_patch_as_it_would_the_enlarged_one(origina
     enlarged = interpolate(patch, (16, 16), mode="bicubic")
     seen, expected = small.patch_embed.proj(patch), large.patch_embed.proj(2 * enlarged - 1)
     torch.testing.assert_close(seen, expected)
+
+
+def test_warped_images_differ_from_each_other_and_stay_recognisable(originals):
+    square = torch.zeros(1, 1, 28, 28)
+    square[..., 6:22, 10:18] = 1
+    warped = originals.warped(square.expand(50, -1, -1, -1), torch.Generator().manual_seed(0))
+    assert (warped[0] - warped[1]).abs().max() > 0.5
+    assert warped.min() >= 0
+    assert warped.max() <= 1
+    assert (warped.sum((1, 2, 3)) / square.sum() - 1).abs().max() < 0.25  # by at most 1 / 0.9^2
+    torch.testing.assert_close(warped[:, 0, 14, 14], torch.ones(50))  # the centre stays
+
+
+def test_half_precision_training_ends_near_the_same_loss(originals):
+    losses = {}
+    images, labels = torch.rand(32, 1, 8, 8), torch.randint(10, (32,))
+    for bfloat16 in (False, True):
+        torch.manual_seed(0)
+        model = zoo.create("cnn-digits").train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+        steps = [originals.train_step(model, images, labels, optimiser, bfloat16) for _ in range(5)]
+        assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        losses[bfloat16] = steps[-1]
+    assert abs(losses[True] - losses[False]) < 0.05 * losses[False]
+    assert losses[True] != losses[False]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import imagenet
 import paper
 import paper_cells
 import paper_runs
@@ -139,16 +140,35 @@ def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_pat
     assert cells(table, "cifar10", "resnet18", "paper")[1] == "- (not run)"
 
 
-def test_imagenet_comes_from_its_own_file_the_marked_line_before_the_last(tmp_path):
-    line = {"original": 75.0, "acc_r": 70.0, "acc_f": 1.0, "zrf": 0.5, "insertion": 0.9, "seed": 2}
-    last = {**line, "acc_r": 60.0}
+def test_imagenet_has_the_last_marked_line_of_each_part_held_out(tmp_path):
+    line = {"original": 75.0, "acc_r": 70.0, "acc_f": 1.0, "zrf": 0.5, "rows": 1000, "seed": 0}
+    line |= {f"{kind}{name}": 0.9 for kind in ("", "random_") for name in ("insertion", "deletion")}
+    line |= {"test_images": 1000, "table": True}
+    trial = {**line, "acc_r": 60.0, "test": "k1", "table": False}
     path = tmp_path / "imagenet.jsonl"
-    path.write_text("\n".join(map(json.dumps, [{**line, "test_images": 1000}, last])))
-    assert "| 60.00 / 1.00 / 50.0 / - | 1,000, 1, ? |" in table_in(tmp_path)
-    marked = {**line, "table": True, "test_images": 1000}
-    path.write_text("\n".join(map(json.dumps, [marked, last])))
+    path.write_text("\n".join(map(json.dumps, [{**line, "acc_r": 50.0}, line, trial])))
     assert "| 70.00 / 1.00 / 50.0 / - | 1,000, 1, 1,000 |" in table_in(tmp_path)
     assert cells(table_in(tmp_path), "imagenet", "vit_tiny", "original")[1].startswith("75.00 / 75")
+    other, chosen_on = {**line, "acc_r": 72.0, "test": "k0"}, {**trial, "table": True}
+    path.write_text("\n".join(map(json.dumps, [line, other, trial, chosen_on])))
+    assert "| 71.00 ± 1.41 / 1.00 ± 0.00 / 50.0 ± 0.0 / - | 1,000, 2," in table_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "enters"),
+    [
+        ("", True),
+        ("--train train1+k1+k2 --test k0", True),
+        ("--train train1+k0+k2 --test k1", False),  # settings were chosen on it
+        ("--train train1+k0 --test k2", False),
+        ("--set margin=20", False),
+        ("--units qkv", False),
+        ("--first 8", False),
+    ],
+)
+def test_only_a_whole_run_with_the_usual_settings_enters_the_table(monkeypatch, options, enters):
+    monkeypatch.setattr(sys, "argv", ["imagenet.py", *options.split()])
+    assert imagenet.in_table(imagenet.parse_arguments()) is enters
 
 
 def table_in(folder):
@@ -216,6 +236,7 @@ def test_lacking_retrained_models_are_asked_for_with_the_originals_own_command(t
     command = "python benchmarks/originals.py --model resnet18-mnist --lr 0.05 --out originals/"
     log = [
         {"command": "another seed", "settings": {"model": "resnet18-mnist", "seed": 1}},
+        {"command": "an older one", "settings": {"model": "resnet18-mnist", "seed": 0}},
         {"command": command, "settings": {"model": "resnet18-mnist", "seed": 0}},
     ]
     (tmp_path / "originals.jsonl").write_text("\n".join(map(json.dumps, log)))
@@ -237,19 +258,31 @@ def test_rivals_take_the_options_given_and_tell_those_they_had(monkeypatch):
     asked = []
 
     def method(model, forget, train, *, epochs=7, lr=0.5, retain_weight=0.0, seed=0):
-        asked.append((forget, len(train), epochs, lr, retain_weight))
+        half = torch.is_autocast_enabled("cpu")
+        asked.append((forget, len(train), epochs, lr, retain_weight, half))
         return model
 
     images = data.load("digits", "test")
     options = {"rival_images": 12, "rival_batch_size": 6, "rival_epochs": None, "rival_lr": 0.1}
-    for name in ("random_labels", "negative_gradients"):
+    for name, half in (("random_labels", False), ("negative_gradients", True)):
         monkeypatch.setitem(paper.baselines.METHODS, name, method)
-        args = arguments(None, method=name, rival_retain=0.9, **options)
+        args = arguments(None, method=name, rival_retain=0.9, bfloat16=half, **options)
         _, told = paper.make_subject(args, torch.nn.Identity(), images, (2, 5))
         weight = told.pop("retain_weight", 0.0)
         assert weight == (0.9 if name == "negative_gradients" else 0.0)
-        assert asked[-2:] == [(2, 2, 7, 0.1, weight), (5, 2, 7, 0.1, weight)]
-        assert told == {"images": 12, "batch_size": 6, "epochs": 7, "lr": 0.1}
+        assert asked[-2:] == [(row, 2, 7, 0.1, weight, half) for row in (2, 5)]
+        assert told == {"images": 12, "batch_size": 6, "epochs": 7, "lr": 0.1, "bfloat16": half}
+
+
+def test_rivals_in_half_precision_learn_from_the_weights_they_have_now():
+    images = data.load("digits", "test")
+    options = {"rival_images": 300, "rival_batch_size": 30, "rival_epochs": 6, "rival_lr": 0.05}
+    args = arguments(None, method="random_labels", bfloat16=True, **options)
+    torch.manual_seed(0)
+    subject, _ = paper.make_subject(args, zoo.create("cnn-digits"), images, (2,))
+    shown, labels = images.batch(torch.arange(300))
+    kept = labels != 2
+    assert (subject.model(2)(shown[kept]).argmax(1) == labels[kept]).float().mean() > 0.8
 
 
 def test_imagenets_vit_finds_its_weights_and_every_original_its_own_normalisation(

@@ -174,3 +174,9 @@ def test_unknown_columns_and_methods_are_refused_with_the_known_names():
         report().value("ours", "speed")
     with pytest.raises(KeyError, match="this report has ours, rival_x"):
         report().value("theirs", "Acc_r")
+
+
+def test_a_class_that_failed_needs_a_cap_to_be_counted():
+    assert Cell({0: 3.0, 1: None}).mean(cap=100) == 51.5
+    with pytest.raises(ValueError, match="1 of 2 classes have no number: pass the cap"):
+        Cell({0: 3.0, 1: None}).mean()

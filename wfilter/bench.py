@@ -210,16 +210,21 @@ def _measure(
 
 def _clock(forward: Forward, images: Tensor, forget: Tensor) -> tuple[float, Tensor]:
     """Seconds of one call, and its output."""
-    _synchronise(images)
+    synchronise(images)
     began = time.perf_counter()
     output = forward(images, forget)
-    _synchronise(images)
+    synchronise(images)
     return time.perf_counter() - began, output
 
 
-def _synchronise(images: Tensor) -> None:
-    if images.is_cuda:
-        torch.cuda.synchronize()
+def synchronise(tensor: Tensor) -> None:
+    """Wait until the device of ``tensor`` has done what it was told.
+
+    Example:
+        >>> synchronise(torch.zeros(1))  # a CPU has no queue
+    """
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
 
 
 @torch.no_grad()

@@ -56,6 +56,11 @@ class Cell:
         if not self.by_class:
             assert self.value is not None
             return self.value
+        if cap is None and self.failures:
+            raise ValueError(
+                f"{self.failures} of {len(self.by_class)} classes have no number: pass the cap "
+                "that a class which never came back counts as."
+            )
         values = [cap if value is None else value for value in self.by_class.values()]
         return sum(value or 0.0 for value in values) / len(values)
 

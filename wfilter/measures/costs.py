@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wfilter.bench import synchronise
 from wfilter.measures.bench import Bench, Measured, by_class
 from wfilter.subjects import Subject
 
@@ -22,13 +23,14 @@ def cost(subject: Subject, bench: Bench) -> Measured:
             alphas = subject.filtered.alphas
             stored, size = alphas.numel(), alphas.numel() * alphas.element_size()
             wanted = torch.tensor([row])
-            switch = _milliseconds(lambda: subject.filtered and subject.filtered.gates(wanted))
+            filtered = subject.filtered
+            switch = _milliseconds(lambda: filtered.gates(wanted), alphas)
         else:
             own = changed_tensors(subject.model(row), bench.base)
             stored = sum(tensor.numel() for tensor in own) * bench.num_classes
             size = sum(t.numel() * t.element_size() for t in own) * bench.num_classes
             served = [torch.empty_like(tensor) for tensor in own]
-            switch = _milliseconds(lambda: [old.copy_(new) for old, new in zip(served, own)])
+            switch = _milliseconds(lambda: _copy(own, served), *own[:1])
         found: dict[str, float | None] = {"stored": stored, "MB": size / 1e6, "switch ms": switch}
         if row in subject.seconds:
             found["s/class"] = subject.seconds[row]
@@ -64,12 +66,19 @@ def _same(old: Tensor, new: Tensor) -> bool:
     return old.shape == new.shape and torch.equal(old.to(new.device, new.dtype), new)
 
 
+def _copy(tensors: list[Tensor], places: list[Tensor]) -> None:
+    for tensor, place in zip(tensors, places):
+        place.copy_(tensor)
+
+
 @torch.no_grad()
-def _milliseconds(action: Callable[[], object], repeats: int = 7) -> float:
-    """Median wall time, the first of all left out."""
+def _milliseconds(action: Callable[[], object], *tensors: Tensor, repeats: int = 7) -> float:
+    """Median wall time until the device of ``tensors`` is done, the first of all left out."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
         action()
+        for tensor in tensors:
+            synchronise(tensor)
         times.append(time.perf_counter() - start)
     return 1000 * statistics.median(times[1:])
