@@ -8,7 +8,7 @@
 Each architecture is built without pretrained weights, with 10 classes and at the smallest input it
 takes, filtered with ``targets="auto"`` and checked (see ``check``). Its row goes to
 ``results/registry.jsonl`` at once: the same command, given again, goes on where it stopped. Blocks
-that repeat another one are left out, except in one architecture per family (``REPRESENTATIVES``),
+that repeat another one are left out, except in one architecture per family (``representatives``),
 which has its full depth. A crash, a time-out or too much memory is a row as well.
 """
 
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from registry_checks import examine
-from registry_models import REPRESENTATIVES, Architecture, architectures
+from registry_models import Architecture, architectures, representatives
 from registry_page import by_library, summarise
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,8 +43,8 @@ RESULTS = Path(__file__).parent / "results"
 def serve(pipe: Any) -> None:
     """A worker process: examine what comes through the pipe until None does."""
     torch.set_num_threads(1)
-    while (architecture := pipe.recv()) is not None:
-        pipe.send(examine(architecture, architecture.key in REPRESENTATIVES))
+    while (job := pipe.recv()) is not None:
+        pipe.send(examine(*job))
         gc.collect()
 
 
@@ -56,10 +56,10 @@ class Worker:
         self.process: Any = None
         self.pipe: Any = None
 
-    def examine(self, architecture: Architecture) -> dict[str, Any]:
+    def examine(self, architecture: Architecture, full_depth: bool = False) -> dict[str, Any]:
         if self.process is None:
             self._start()
-        self.pipe.send(architecture)
+        self.pipe.send((architecture, full_depth))
         deadline = time.monotonic() + self.seconds
         why = f"took more than {self.seconds:.0f} seconds"
         while time.monotonic() < deadline:
@@ -104,8 +104,8 @@ class Worker:
         self.process = self.pipe = None
 
 
-def sweep(todo: list[Architecture], args: argparse.Namespace) -> None:
-    """Examine all of ``todo``, appending a row for each as it is done."""
+def sweep(todo: list[Architecture], deep: set[str], args: argparse.Namespace) -> None:
+    """Examine all of ``todo``, ``deep`` ones in full, appending a row for each as it is done."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -126,7 +126,7 @@ def sweep(todo: list[Architecture], args: argparse.Namespace) -> None:
         def work() -> None:
             worker, done = Worker(args.timeout, args.memory), 0
             while (architecture := waiting.get()) is not None:
-                row = {**worker.examine(architecture), **facts}
+                row = {**worker.examine(architecture, architecture.key in deep), **facts}
                 with lock, args.out.open("a") as log:
                     log.write(json.dumps(row) + "\n")
                 progress.advance(task)
@@ -186,16 +186,18 @@ def main() -> None:
     args = parse_arguments()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = load_rows(args.out)
+    found = architectures()
     if not args.summary:
-        todo = [a for a in architectures() if fnmatch.fnmatchcase(a.key, args.match)]
+        deep = {a.key for a in representatives(found)}
+        todo = [a for a in found if fnmatch.fnmatchcase(a.key, args.match)]
         if args.representatives:
-            todo = [a for a in todo if a.key in REPRESENTATIVES]
+            todo = [a for a in todo if a.key in deep]
         done = {key for key, row in rows.items() if row["status"] != args.redo}
-        sweep([a for a in todo if a.key not in done], args)
+        sweep([a for a in todo if a.key not in done], deep, args)
         rows = load_rows(args.out)
     if not rows:
         raise SystemExit(f"no rows in {args.out}: --match {args.match} found no architecture.")
-    order = {a.key: index for index, a in enumerate(architectures())}
+    order = {a.key: index for index, a in enumerate(found)}
     kept = sorted(rows.values(), key=lambda row: order.get(row["key"], len(order)))
     args.out.write_text("".join(json.dumps(row) + "\n" for row in kept))
     args.out.with_suffix(".md").write_text(summarise(kept))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,8 @@ FLOAT64_PARAMETERS = {"short": 3e6, "full": 30e6}
 # Edges to try, smallest first; the model's own size comes last.
 EDGES = (64, 56, 96, 112, 120, 128, 160, 192)
 VIDEO_SHAPES = ((8, 32, 32), (8, 64, 64), (16, 64, 64), (16, 224, 224))
-# The smallest architecture of each timm family: examined at full depth in the sweep, and short in
-# the tests.
+# The smallest architecture of each timm family known so far: examined at full depth in the sweep,
+# and short in the tests. A family that a newer timm adds is represented without being listed.
 SMALLEST = """
     beit_base_patch16_224 botnet26t_256 test_byobnet cait_xxs24_224 coat_tiny convit_tiny
     convmixer_768_32 convnext_atto cpubone_nano crossvit_9_240 csatv2 cs3darknet_focus_s
@@ -81,6 +82,27 @@ def architectures() -> list[Architecture]:
             if library == "quantised":
                 found.append(Architecture(f"{library}/{name}:int8", found[-1].family))
     return sorted(found, key=lambda a: (a.library != "timm", a.library, a.family, a.key))
+
+
+def representatives(found: Iterable[Architecture]) -> list[Architecture]:
+    """One architecture of each timm family: the one in ``REPRESENTATIVES``, else the smallest."""
+    families: dict[str, list[Architecture]] = defaultdict(list)
+    for architecture in found:
+        if architecture.library == "timm":
+            families[architecture.family].append(architecture)
+    chosen = []
+    for family in families.values():
+        listed = [a for a in family if a.key in REPRESENTATIVES]
+        chosen += listed or [min(family, key=_size)]
+    return chosen
+
+
+def _size(architecture: Architecture) -> float:
+    """How many parameters it has; infinitely many if it cannot be built."""
+    try:
+        return sum(p.numel() for p in create(architecture, None).parameters())
+    except Exception:
+        return math.inf
 
 
 # ---- building --------------------------------------------------------------------------------
