@@ -28,9 +28,9 @@ VIDEO_SHAPES = ((8, 32, 32), (8, 64, 64), (16, 64, 64), (16, 224, 224))
 SMALLEST = """
     beit_base_patch16_224 botnet26t_256 test_byobnet cait_xxs24_224 coat_tiny convit_tiny
     convmixer_768_32 convnext_atto cpubone_nano crossvit_9_240 csatv2 cs3darknet_focus_s
-    davit_tiny deepseek_vit_412m deit_tiny_distilled_patch16_224 densenet121 dla46_c dpn48b
-    edgenext_xx_small efficientformer_l1 efficientformerv2_s0 efficientnet_b0 efficientvim_m1
-    efficientvit_b0 efficientvit_m0 eva02_tiny_patch14_224 fasternet_t0 fastvit_t8
+    cspnext_tiny davit_tiny deepseek_vit_412m deit_tiny_distilled_patch16_224 densenet121 dla46_c
+    dpn48b edgenext_xx_small efficientformer_l1 efficientformerv2_s0 efficientnet_b0
+    efficientvim_m1 efficientvit_b0 efficientvit_m0 eva02_tiny_patch14_224 fasternet_t0 fastvit_t8
     focalnet_tiny_srf gcvit_xxtiny gemma4_vit_167m ghostnet_050 hardcorenas_a hgnetv2_b0
     hiera_tiny_224 sam2_hiera_tiny hrnet_w18_small iformer_t inception_next_atto
     inception_resnet_v2 inception_v3 inception_v4 lcnetv2_small levit_128s lowformer_b0

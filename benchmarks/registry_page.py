@@ -16,8 +16,8 @@ from registry_models import CLASSES, FLOAT64_PARAMETERS, SAMPLES, architectures
 
 HEADER = """# Every classifier of timm and torchvision
 
-`python benchmarks/registry.py`, {date}, torch {torch}, timm {timm}, torchvision {torchvision},
-{cpu}. One row per architecture in `registry.jsonl`, with the commit it was checked at.
+`python benchmarks/registry.py`, {date}, torch {torch}, torchvision {torchvision},
+timm {timm}, {cpu}. One row per architecture in `registry.jsonl`, with the commit it was checked at.
 
 Each architecture is built without pretrained weights (all parameters random), with {classes}
 classes, at the smallest input it takes, wrapped with `targets="auto"` and checked in eval mode on
@@ -40,7 +40,8 @@ def summarise(rows: list[dict[str, Any]]) -> str:
     newest = max(rows, key=lambda row: row["date"])
     parts = [
         HEADER.format(
-            **{k: newest[k] for k in ("date", "torch", "timm", "torchvision")},
+            **{k: newest[k] for k in ("date", "torch", "torchvision")},
+            timm=_timm_versions(rows),
             cpu=f"{platform.system()} {platform.machine()}, one core",
             same=sum("same_as" in row for row in rows),
             classes=CLASSES,
@@ -64,6 +65,14 @@ def summarise(rows: list[dict[str, Any]]) -> str:
 def by_library(rows: list[dict[str, Any]]) -> str:
     """The table of totals."""
     return _table("library", _group(rows, lambda row: row["key"].split("/")[0]))
+
+
+def _timm_versions(rows: list[dict[str, Any]]) -> str:
+    """The version of timm that its rows were made with; with their numbers if there are several."""
+    counts = Counter(row["timm"] for row in rows if row["key"].startswith("timm/"))
+    if len(counts) < 2:
+        return next(iter(counts), rows[0]["timm"])
+    return " and ".join(f"{version} ({count} rows)" for version, count in sorted(counts.items()))
 
 
 def _coverage(rows: list[dict[str, Any]]) -> str:

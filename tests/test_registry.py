@@ -270,3 +270,13 @@ def test_summary_names_what_did_not_pass():
     assert "Rows by commit: unknown (2)." in text
     assert "| f | 2 | 0 | 1 | 1 | 0 | 0 | - | - |" in text
     assert "- fail: too bad\n  `timm/a`" in text
+
+
+def test_summary_says_how_many_rows_are_of_which_timm():
+    facts = {"date": "2026-01-01", "torch": "2", "torchvision": "0", "status": "refused", "why": ""}
+    rows = [
+        {"key": f"timm/{name}", "family": "f", "timm": version, **facts}
+        for name, version in (("a", "1.0.31"), ("b", "1.0.30"), ("c", "1.0.30"))
+    ]
+    assert "timm 1.0.30 (2 rows) and 1.0.31 (1 rows)," in registry_page.summarise(rows)
+    assert "timm 1.0.30," in registry_page.summarise(rows[1:])
