@@ -8,22 +8,37 @@ from test_untrain import linear, samples
 from wfilter import fisher
 
 
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", ["cnn", "attention"])
 @torch.no_grad()
-def test_the_cost_of_nearly_open_gates_is_the_kl_they_cause(name):
+def test_the_cost_of_nearly_open_gates_is_the_kl_they_cause(name, whole, monkeypatch):
+    monkeypatch.setattr(fisher, "WHOLE", 2**14 if whole else 0)
+    monkeypatch.setattr(fisher, "DRAWS" if whole else "DRAWS_OF_ROOTS", 200)
     x = images(64, 3, 8, 8)
     wf = apply(tiny(name), x[:2])
     generator = torch.Generator().manual_seed(0)
-    roots = fisher.directions(wf, x.split(16), 200, generator)
+    free = torch.ones(wf.alphas.shape[1], dtype=torch.bool)
+    found = fisher.information(wf, x.split(16), free, generator)
+    assert found.whole == whole
     gates = 1 - 0.02 * torch.rand(1, wf.alphas.shape[1], generator=generator).to(wf.alphas)
     base, moved = wf(x).log_softmax(1), wf._gated(x, gates.expand(len(x), -1)).log_softmax(1)
     kl = (base.exp() * (base - moved)).sum(1).mean()
-    cost = 0.5 * ((1 - gates) @ roots.T).square().mean()
+    cost = 0.5 * (found.times(1 - gates) * (1 - gates)).sum()
     assert float(cost) == pytest.approx(float(kl), rel=0.1)
 
 
 def test_the_estimate_does_not_depend_on_the_alphas():
     x = samples()[0]
     first, second = linear(init=3.0), linear(init=-3.0)
-    a, b = (fisher.directions(w, [x], 2, torch.Generator().manual_seed(0)) for w in (first, second))
+    a, b = (
+        torch.cat([*fisher.roots(w, [x], 2, torch.Generator().manual_seed(0))])
+        for w in (first, second)
+    )
     assert torch.equal(a, b)
+
+
+def test_units_that_are_not_free_cost_nothing():
+    wf, x = linear(init=3.0), samples()[0]
+    free = torch.arange(wf.alphas.shape[1]) > 0
+    found = fisher.information(wf, [x], free, torch.Generator())
+    assert float(found.diagonal()[0]) == 0 < float(found.diagonal()[1:].min())

@@ -11,7 +11,7 @@ from test_untrain import samples
 from torch.utils.data import DataLoader, TensorDataset
 
 import wfilter
-from wfilter import data, linear, zoo
+from wfilter import data, fisher, linear, zoo
 from wfilter.gates import HARD
 from wfilter.reading import InMemory
 from wfilter.recipes import DISTILL, LINEAR
@@ -30,18 +30,21 @@ def test_gradients_are_those_of_the_lead_of_a_class(name):
     torch.testing.assert_close((found * step).sum(1), change, rtol=1e-4, atol=1e-12)
 
 
-def problem(units=6, rows=3, count=12):
+def problem(whole, units=6, rows=3, count=12):
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(count, units, generator=generator, dtype=torch.float64)
-    directions = torch.randn(20, units, generator=generator, dtype=torch.float64)
-    weights = {"lambda_fisher": 0.5, "lambda_alpha": 0.1}
+    roots = torch.randn(20, units, generator=generator, dtype=torch.float64)
+    information = fisher.Information(roots.T @ roots if whole else roots, whole)
+    weights = {"lambda_fisher": 0.025, "lambda_alpha": 0.1}
     fall = 1 + 4 * torch.rand(count, generator=generator, dtype=torch.float64)
-    return (gradient, fall, torch.arange(count) % rows, directions, rows), weights
+    return (gradient, fall, torch.arange(count) % rows, information, rows), weights
 
 
-def cost(closed, gradient, fall, row, directions, rows, *, lambda_fisher, lambda_alpha):
+def cost(closed, gradient, fall, row, information, rows, *, lambda_fisher, lambda_alpha):
     """The problem as it is written down, one row after the other."""
-    total = lambda_fisher * (closed @ directions.T).square().mean(1)
+    tensor = information.tensor
+    matrix = tensor if information.whole else tensor.T @ tensor
+    total = lambda_fisher * (closed @ matrix @ closed.T).diagonal()
     total = total + lambda_alpha * closed.square().sum(1)
     for r in range(rows):
         lacking = (fall[row == r] - gradient[row == r] @ closed[r]).clamp(min=0)
@@ -49,8 +52,9 @@ def cost(closed, gradient, fall, row, directions, rows, *, lambda_fisher, lambda
     return total / 2
 
 
-def test_no_other_closings_cost_less():
-    given, weights = problem()
+@pytest.mark.parametrize("whole", [True, False])
+def test_no_other_closings_cost_less(whole):
+    given, weights = problem(whole)
     closed, told = linear.closings(*given, **weights)
     assert bool(((closed >= 0) & (closed <= 1)).all())
     best = cost(closed, *given, **weights)
@@ -64,7 +68,7 @@ def test_no_other_closings_cost_less():
 
 
 def test_a_gate_that_other_images_need_stays_open():
-    gradient, dear = torch.ones(1, 2), torch.tensor([[100.0, 0.0]])
+    gradient, dear = torch.ones(1, 2), fisher.Information(torch.tensor([[100.0, 0.0]]), False)
     weights, fall = {"lambda_fisher": 1.0, "lambda_alpha": 1e-3}, torch.tensor([0.5])
     closed, _ = linear.closings(gradient, fall, torch.tensor([0]), dear, 1, **weights)
     assert closed[0, 0] < 0.01 < 0.4 < closed[0, 1]

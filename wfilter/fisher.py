@@ -2,37 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wfilter.model import FilteredModel
 
+WHOLE = 2**14  # up to so many units the matrix is kept: 1 GiB in float32
+DRAWS, DRAWS_OF_ROOTS = 8, 2  # of each image; roots are all kept, so these must be few
 
-def directions(
-    wf: FilteredModel, batches: Iterable[Tensor], draws: int, generator: torch.Generator
-) -> Tensor:
-    """Random roots of the Fisher information of the gates, ``(images * draws, total_units)``.
+
+@dataclass(frozen=True)
+class Information:
+    """The Fisher information ``F`` of the gates, the same for every row of the alphas.
 
     Closing gates by ``d = 1 - gate`` moves the base model's answers by a KL of ``d' F d / 2`` on
-    average, to second order around all gates open, and ``F`` is the mean of ``r' r`` over these
-    rows ``r``. It is the same for every row of the alphas, so with many classes it says more about
-    what to keep than the few images of a class.
+    average, to second order around all gates open. With many classes that says more about what to
+    keep than the few images of a class.
+
+    Attributes:
+        tensor: ``F`` itself, or roots of it, ``(n, total_units)``: ``F = tensor' tensor``.
+        whole: Whether it is ``F`` itself.
+
+    Example:
+        >>> roots = torch.tensor([[1.0, 2.0]])
+        >>> Information(roots, whole=False).times(torch.tensor([[1.0, 0.0]]))
+        tensor([[1., 2.]])
+    """
+
+    tensor: Tensor
+    whole: bool
+
+    def times(self, closed: Tensor) -> Tensor:
+        """The product of rows ``(rows, total_units)`` and the matrix."""
+        return closed @ self.tensor if self.whole else (closed @ self.tensor.T) @ self.tensor
+
+    def diagonal(self) -> Tensor:
+        """Its diagonal, ``(total_units,)``."""
+        return self.tensor.diagonal() if self.whole else self.tensor.square().sum(0)
+
+
+def information(
+    wf: FilteredModel, batches: Iterable[Tensor], free: Tensor, generator: torch.Generator
+) -> Information:
+    """An estimate of the Fisher information from batches of images.
+
+    Too few draws cost dearly: what they do not see looks as if it cost nothing.
 
     Args:
         wf: The filtered model; its alphas play no part.
         batches: Batches of images.
-        draws: Rows for each image.
+        free: Bool ``(total_units,)``; for other units the information is 0.
         generator: Of the draws.
 
     Example:
         >>> import wfilter
         >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
-        >>> directions(wf, [torch.randn(5, 4)], 2, torch.Generator()).shape
+        >>> free = torch.tensor([True, True, False])
+        >>> found = information(wf, [torch.randn(5, 4)], free, torch.Generator())
+        >>> found.whole, found.tensor.shape
+        (True, torch.Size([3, 3]))
+    """
+    whole = len(free) <= WHOLE
+    found = (
+        part * free for part in roots(wf, batches, DRAWS if whole else DRAWS_OF_ROOTS, generator)
+    )
+    if not whole:
+        kept = torch.cat([*found])
+        return Information(kept / len(kept) ** 0.5, whole)
+    total, count = wf.alphas.new_zeros(len(free), len(free)), 0
+    for part in found:
+        total.addmm_(part.T, part)
+        count += len(part)
+    return Information(total / count, whole)
+
+
+def roots(
+    wf: FilteredModel, batches: Iterable[Tensor], draws: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """For each batch random roots, ``(images * draws, total_units)``: ``F`` is their mean square.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
+        >>> next(roots(wf, [torch.randn(5, 4)], 2, torch.Generator())).shape
         torch.Size([10, 3])
     """
-    found = []
     for images in batches:
         if wf._needs_probe(images):
             wf.probe(images)
@@ -40,9 +97,10 @@ def directions(
         with torch.enable_grad():
             logits = wf._gated(images, gates)
         chance = logits.detach().softmax(1)
+        found = []
         for draw in range(draws):
             noise = torch.randn(logits.shape, generator=generator).to(chance) * chance.sqrt()
             root = noise - chance * noise.sum(1, keepdim=True)  # covariance diag(p) - p p'
             keep = draw + 1 < draws
             found.append(torch.autograd.grad(logits, gates, root, retain_graph=keep)[0])
-    return torch.cat(found)
+        yield torch.cat(found)

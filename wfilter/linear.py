@@ -26,7 +26,6 @@ from wfilter.recipes import Recipe
 
 Read = Callable[[Tensor], Tensor]  # from indices of images to the images
 BATCH = 50
-DRAWS = 2  # rows of the Fisher information for each image
 ITERATIONS = 120
 ENTRIES = 2**25  # about as many numbers in the gradients of one part: 128 MiB in float32
 
@@ -112,7 +111,7 @@ def closings(
     gradient: Tensor,
     fall: Tensor,
     row: Tensor,
-    directions: Tensor,
+    information: fisher.Information,
     rows: int,
     *,
     lambda_fisher: float,
@@ -121,20 +120,21 @@ def closings(
     """How far to close each gate, ``(rows, total_units)`` in 0..1, and what that costs each row.
 
     Minimises, for each row, half of: the mean square of what its leads lack of falling by ``fall``,
-    ``lambda_fisher`` times the mean square along ``directions``, and ``lambda_alpha`` times the
-    squared closings. By projected gradients, preconditioned, with Nesterov's momentum.
+    ``lambda_fisher`` times the ``information`` they touch, and ``lambda_alpha`` times the squared
+    closings. By projected gradients, preconditioned, with Nesterov's momentum.
 
     Args:
         gradient: Of the lead of each example, ``(examples, total_units)``.
         fall: By how much each lead is to fall, ``(examples,)``.
         row: The row of each example, ``(examples,)``.
-        directions: Roots of the Fisher information, ``(n, total_units)``.
+        information: The Fisher information of the gates.
         rows: How many rows there are.
         lambda_fisher: Weight of what it costs other images.
         lambda_alpha: Weight of closing gates at all.
 
     Example:
-        >>> dear = torch.tensor([[0.0, 100.0]])  # the second gate is one that others need
+        >>> roots = torch.tensor([[0.0, 100.0]])  # the second gate is one that others need
+        >>> dear = fisher.Information(roots, whole=False)
         >>> weights, fall = {"lambda_fisher": 1.0, "lambda_alpha": 0.001}, torch.tensor([0.5])
         >>> closed, _ = closings(torch.ones(1, 2), fall, torch.tensor([0]), dear, 1, **weights)
         >>> closed.round(decimals=2)
@@ -142,20 +142,19 @@ def closings(
     """
     share = (1 / torch.bincount(row, minlength=rows)[row].to(gradient)).sqrt()
     weighted, fall = gradient * share.unsqueeze(1), fall * share
-    diagonal = lambda_fisher * directions.square().mean(0) + lambda_alpha
-    step = 1 / _curvature(weighted, row, directions, diagonal, rows, lambda_fisher)
+    diagonal = lambda_fisher * information.diagonal() + lambda_alpha
+    step = 1 / _curvature(weighted, row, information, diagonal, rows, lambda_fisher)
     closed = ahead = gradient.new_zeros(rows, gradient.shape[1])
     momentum = 1.0
     for _ in range(ITERATIONS):
         lacking = (fall - (weighted * ahead[row]).sum(1)).clamp(min=0)
-        slope = lambda_fisher / len(directions) * (ahead @ directions.T) @ directions
-        slope += lambda_alpha * ahead
+        slope = lambda_fisher * information.times(ahead) + lambda_alpha * ahead
         slope.index_add_(0, row, lacking.unsqueeze(1) * weighted, alpha=-1)
         before, closed = closed, (ahead - step * slope / diagonal).clamp(0, 1)
         last, momentum = momentum, (1 + math.sqrt(1 + 4 * momentum**2)) / 2
         ahead = closed + (last - 1) / momentum * (closed - before)
     lacking = (fall - (weighted * closed[row]).sum(1)).clamp(min=0)
-    cost = lambda_fisher * (closed @ directions.T).square().mean(1)
+    cost = lambda_fisher * (information.times(closed) * closed).sum(1)
     cost += lambda_alpha * closed.square().sum(1)
     return closed, cost.index_add_(0, row, lacking.square()) / 2
 
@@ -163,18 +162,19 @@ def closings(
 def _curvature(
     weighted: Tensor,
     row: Tensor,
-    directions: Tensor,
+    information: fisher.Information,
     diagonal: Tensor,
     rows: int,
     lambda_fisher: float,
 ) -> Tensor:
     """A bound on the curvature of each row's problem, ``(rows, 1)``, in preconditioned units."""
-    roots = directions / diagonal.sqrt()
-    vector = torch.ones_like(diagonal)
+    vector, scale = torch.ones_like(diagonal).unsqueeze(0), diagonal.sqrt()
+    largest = diagonal.new_zeros(())
     for _ in range(20):  # power iteration
-        vector = roots.T @ (roots @ vector)
-        vector = vector / vector.norm().clamp(min=1e-12)
-    shared = 1.1 * lambda_fisher * (roots @ vector).square().sum() / len(roots)
+        vector = information.times(vector / scale) / scale
+        largest = vector.norm()
+        vector = vector / largest.clamp(min=1e-12)
+    shared = 1.1 * lambda_fisher * largest
     own = diagonal.new_zeros(rows).index_add_(0, row, (weighted.square() / diagonal).sum(1))
     return (1 + shared + own).unsqueeze(1)
 
@@ -194,19 +194,20 @@ def solve(
     """
     generator = torch.Generator().manual_seed(seed)
     some = torch.randperm(len(labels), generator=generator)[: recipe.fisher_images]
-    roots = fisher.directions(wf, map(read, torch.split(some, BATCH)), DRAWS, generator)
-    roots *= (free := _free(wf))
+    free = _free(wf)
+    costs = fisher.information(wf, map(read, torch.split(some, BATCH)), free, generator)
+    device = wf.alphas.device
     weights = {name: getattr(recipe, name) for name in ("lambda_fisher", "lambda_alpha")}
     everything = examples(base, labels, recipe.alike)
     _refuse_bare_rows(everything, wf)
     for number, (first, last) in enumerate(_parts(len(everything.row), *wf.alphas.shape)):
         shown = everything.of_rows(first, last)
-        found = [gradients(wf, read(i), row) for i, row in _batches(shown, roots.device)]
+        found = [gradients(wf, read(i), row) for i, row in _batches(shown, device)]
         gradient = torch.cat([gradient * free for gradient, _ in found])
         # Below all others together by the margin, and by no less where it has no lead to lose.
         fall = torch.cat([lead for _, lead in found]).clamp(min=0) + recipe.margin
-        row = (shown.row - first).to(roots.device)
-        closed, cost = closings(gradient, fall, row, roots, last - first, **weights)
+        row = (shown.row - first).to(device)
+        closed, cost = closings(gradient, fall, row, costs, last - first, **weights)
         if not bool(closed.isfinite().all()):
             raise FloatingPointError(
                 f"the closings of rows {first} to {last - 1} are not finite. Their alphas are kept "
