@@ -125,3 +125,29 @@ def test_half_precision_training_ends_near_the_same_loss(originals):
         losses[bfloat16] = steps[-1]
     assert abs(losses[True] - losses[False]) < 0.05 * losses[False]
     assert losses[True] != losses[False]
+
+
+def test_images_are_halved_in_the_first_epochs_only(originals, monkeypatch, tmp_path):
+    sizes = []
+
+    def noting(model, images, labels, optimiser, bfloat16):
+        sizes.append(images.shape[-1])
+        optimiser.step()
+        return 0.0
+
+    monkeypatch.setattr(originals, "train_step", noting)
+    train(originals, monkeypatch, tmp_path, "--half", "1")
+    assert sizes == [4] * (len(sizes) // 2) + [8] * (len(sizes) // 2)
+
+
+def test_classes_left_out_are_never_seen_and_name_the_file(originals, monkeypatch, tmp_path):
+    seen, plain_step = set(), originals.train_step
+
+    def noting(model, images, labels, *rest):
+        seen.update(labels.tolist())
+        return plain_step(model, images, labels, *rest)
+
+    monkeypatch.setattr(originals, "train_step", noting)
+    train(originals, monkeypatch, tmp_path, "--without", "0", "3")
+    assert seen == {1, 2, 4, 5, 6, 7, 8, 9}
+    assert (tmp_path / "cnn-digits-s0-without0-without3.safetensors").exists()
