@@ -187,6 +187,20 @@ def test_standardised_convolution_is_gated_after_the_standardisation():
 
 
 @torch.no_grad()
+def test_standardised_convolution_that_pads_like_tensorflow_is_baked_as_one_that_does(x):
+    from timm.layers import StdConv2dSame
+    from timm.layers.conv2d_same import Conv2dSame
+
+    conv = StdConv2dSame(3, 6, 3, stride=2, bias=True)
+    model = randomise(nn.Sequential(conv, nn.Flatten(), nn.Linear(96, CLASSES)))
+    wf = apply(model, x, targets="0.*")
+    baked = wf.bake(2)
+    assert type(baked[0]) is Conv2dSame
+    assert baked[0].weight.dtype == torch.float64
+    close(baked(x), reference.filtered_copy(wf, [2])(x))
+
+
+@torch.no_grad()
 def test_baked_model_is_plain_and_independent_of_the_original(wf, x):
     expected = reference.filtered_copy(wf, [2])(x)
     before = snapshot(wf.base)

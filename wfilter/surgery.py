@@ -302,7 +302,7 @@ def _plain_convolution(module: nn.Conv2d) -> nn.Module:
         dilation=module.dilation,  # type: ignore[arg-type]
         groups=module.groups,
         bias=module.bias is not None,
-    ).to(weight)  # before timm 1.0.21 or so, Conv2dSame itself takes no device and dtype
+    ).to(weight)  # not as arguments: timm 1.0.20's Conv2dSame takes neither device nor dtype
     with torch.no_grad():
         plain.weight.copy_(weight)
         if plain.bias is not None and module.bias is not None:
