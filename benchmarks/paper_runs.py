@@ -59,7 +59,8 @@ def read_runs(path: Path) -> list[Run]:
     Accuracies on more test images come from ``untraining.jsonl``, ImageNet's runs from
     ``imagenet.jsonl``.
     """
-    runs = {key_of(line): run_of(line) for line in read_lines(path)}
+    lines = {key_of(line): line for line in read_lines(path)}
+    runs = {key: run_of(line) for key, line in lines.items() if of_the_original(line, lines)}
     for run in untraining_runs(read_lines(path.with_name("untraining.jsonl"))):
         key = (*run.key, run.seed)
         if key not in runs:
@@ -72,6 +73,17 @@ def read_runs(path: Path) -> list[Run]:
     kept = [run for run in runs.values() if run.key not in taken]
     known = {run.key for run in kept}
     return [*kept, *(run for run in original if run.key not in known), *filtered]
+
+
+def of_the_original(line: Mapping[str, Any], lines: Mapping[Any, Mapping[str, Any]]) -> bool:
+    """Whether a line starts from the weights that its table calls the original.
+
+    Lines from before they told the weights' fingerprint are taken at their word.
+    """
+    dataset, backbone, _, seed = key_of(line)
+    original = lines.get((dataset, backbone, "original", seed), line)
+    told = {line.get("base"), original.get("base")} - {None}
+    return len(told) < 2
 
 
 def run_of(line: Mapping[str, Any]) -> Run:

@@ -123,6 +123,18 @@ def test_relearning_that_was_stopped_early_is_not_called_worse(epochs, cap, verd
     assert [row[-1] for row in found] == ([verdict] if verdict else [])
 
 
+def test_a_line_of_another_original_than_the_tables_is_left_out(tmp_path):
+    stored = [
+        line(method="original", base="new"),
+        line(method="distill", base="old"),
+        line(method="paper", base="new"),
+        line(method="random_labels"),  # from before lines told it
+    ]
+    (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)) + "\n")
+    kept = [run.method for run in paper_runs.read_runs(tmp_path / "paper.jsonl")]
+    assert kept == ["original", "paper", "random_labels"]
+
+
 def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_path):
     (tmp_path / "paper.jsonl").write_text(json.dumps(line()) + "\n")
     facts = {"model": "resnet18-cifar", "name": "distill", "original": 94.0, "acc_r": 93.0}
