@@ -349,6 +349,7 @@ def probed(
 
 
 def measure(at: Problem, args: argparse.Namespace, idea: str) -> dict[str, Any]:
+    code = commit()  # now: by the end of the run the repository may have moved on
     began = time.perf_counter()
     images, labels = at.train
     if idea == "original":
@@ -379,7 +380,7 @@ def measure(at: Problem, args: argparse.Namespace, idea: str) -> dict[str, Any]:
         "probe_images": args.probe_images,
         "seconds": round(time.perf_counter() - began, 1),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
+        "commit": code,
         **environment(),
     }
 

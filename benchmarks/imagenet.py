@@ -20,6 +20,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from wfilter.bench import environment
 RESULTS = Path(__file__).parent / "results"
 TESTED = ("k0", "k2")  # settings were chosen on k1
 SPEC = "timm:vit_tiny_patch16_224"
-FIRST = 9
 UNITS = {"qkv": "attn.qkv.*", "fc1": "mlp.fc1.*"}
 
 
@@ -176,26 +176,25 @@ def main() -> None:
     store(args, figures | {"cpu_seconds": round(spent)}, len(test[1]), code)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train", default="train1+k0+k1", help="parts to untrain on")
     parser.add_argument("--test", default="k2", help="the part held out for the figures")
-    parser.add_argument(
-        "--first", type=int, default=FIRST, help="block from which on there are gates"
-    )
+    parser.add_argument("--first", type=int, default=9, help="block from which on there are gates")
     parser.add_argument("--units", nargs="+", choices=tuple(UNITS), default=list(UNITS))
     parser.add_argument("--others", type=int, default=5, help="other rows per held-out image")
     parser.add_argument("--curve-rows", type=int, default=50, help="for insertion and deletion")
     add_set(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("runs"))
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def in_table(args: argparse.Namespace) -> bool:
     """Whether a run is one for the table: all settings as they are, all other parts used."""
     others = {"train1", "k0", "k1", "k2"} - {args.test}
-    usual = not args.set and args.units == list(UNITS) and args.first == FIRST
+    free = dict.fromkeys(("train", "test", "keep"))
+    usual = {**vars(args), **free} == {**vars(parse_arguments([])), **free}
     return args.test in TESTED and {*args.train.split("+")} == others and usual
 
 

@@ -47,7 +47,7 @@ def main() -> None:
     args = parse_arguments()
     lines = read_lines(args.out)
     done = {(name_of(line), line["row"]) for line in lines}
-    wanted = name_of({**vars(args), "set": args.set})
+    wanted = name_of(vars(args))
     problem = None if args.table else load(args)
     for row in [ALL, *range(problem[1].num_classes)] if problem else []:
         if (wanted, row) not in done:
@@ -93,6 +93,7 @@ def load(args: argparse.Namespace) -> tuple[nn.Module, data.ImageSet, data.Image
 
 def run(args: argparse.Namespace, row: int | str, model: nn.Module, *parts: data.ImageSet) -> dict:
     """The shortest run whose rows all meet the bar, or the longest; its line."""
+    code = commit()  # now: by the end of the run the repository may have moved on
     (train, held_out, test), recipe = parts, changed(args.recipe, args.set)
     rows = [*range(train.num_classes)] if row == ALL else [int(row)]
     if row != ALL:
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace, row: int | str, model: nn.Module, *parts: data
         **dict(zip(("original", "acc_r", "acc_f"), figures)),
         **{"acc_f_worst": round(max(forget for *_, forget in found), 3), "test_images": len(test)},
         **{"classes": train.num_classes, "alphas_of_a_row": units, "parameters": parameters},
-        **{"command": shlex.join(["python", *sys.argv]), "commit": commit(), **environment()},
+        **{"command": shlex.join(["python", *sys.argv]), "commit": code, **environment()},
     }
 
 
@@ -170,7 +171,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         "whose rows all meet the bar on held-out training images; the search is not counted. "
         "Accuracies on the test set, mean over rows. A round also learns sets of classes where its "
         "recipe draws them. Without filters it takes a network for each class.\n",
-        "| model, recipe, seed | | runs that met the bar | steps | cpu seconds "
+        "| model, recipe, settings, seed | | runs that met the bar | steps | cpu seconds "
         "| Acc_r / Acc_f (worst row) | original | numbers stored | as networks | test images |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]

@@ -46,7 +46,7 @@ from torch import nn
 import wfilter
 from originals import commit, stem_name
 from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
-from paper_runs import RESULTS, key_of, read_lines, read_runs
+from paper_runs import RESULTS, key_of, read_latest, read_lines, read_runs
 from paper_tables import table1, table2, with_tables
 from recipe_options import add_set, changed
 from wfilter import baselines, data, zoo
@@ -78,7 +78,7 @@ VALIDATION = 0.025  # share of the training images held out where a recipe stops
 def main() -> None:
     args = parse_arguments()
     if not args.tables:
-        done = {key_of(line) for line in read_lines(args.out)}
+        done = {key_of(line) for line in read_latest(args.out)}
         key = (args.dataset, args.backbone, args.method, args.seed)
         if key in done and not (args.quick or args.again):
             print(f"{' '.join(map(str, key))}: measured already; its line is in {args.out}.")
@@ -149,6 +149,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     code = commit()  # now: by the end of the run the repository may have moved on
     torch.manual_seed(args.seed)
     model, facts = original(args)
+    base = fingerprint(model)[:16]
+    refuse_another_original(args, base)
     train, test = (
         data.load(args.dataset, split, args.root, **facts) for split in ("train", "test")
     )
@@ -179,10 +181,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "report": json.loads(wfilter.Report.join(parts).to_json()),
         "cpu_seconds": None if "files" in options else round(spent, 1),
         "command": shlex.join(["python", *sys.argv]),
-        "base": fingerprint(model)[:16],
+        "base": base,
         "commit": code,
         **environment(),
     }
+
+
+def refuse_another_original(args: argparse.Namespace, base: str) -> None:
+    """A line that starts from other weights than the table's original would be left out of it."""
+    key = (args.dataset, args.backbone, "original", args.seed)
+    told = {key_of(line): line.get("base", base) for line in read_lines(args.out)}.get(key, base)
+    if args.method != "original" and not args.quick and told != base:
+        raise SystemExit(
+            f"The {args.backbone} of {args.originals} is not the one whose accuracy is in "
+            f"{args.out}.\nMeasure it first: --method original --again, and then all methods again."
+        )
 
 
 def original(args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:

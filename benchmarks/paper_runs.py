@@ -59,9 +59,8 @@ def read_runs(path: Path) -> list[Run]:
     Accuracies on more test images come from ``untraining.jsonl``, ImageNet's runs from
     ``imagenet.jsonl``.
     """
-    lines = {key_of(line): line for line in read_lines(path)}
-    runs = {key: run_of(line) for key, line in lines.items() if of_the_original(line, lines)}
-    for run in untraining_runs(read_lines(path.with_name("untraining.jsonl"))):
+    runs = {key_of(line): run_of(line) for line in read_latest(path)}
+    for run in untraining_runs(read_lines(path.with_name("untraining.jsonl")), runs):
         key = (*run.key, run.seed)
         if key not in runs:
             runs[key] = run
@@ -75,15 +74,18 @@ def read_runs(path: Path) -> list[Run]:
     return [*kept, *(run for run in original if run.key not in known), *filtered]
 
 
-def of_the_original(line: Mapping[str, Any], lines: Mapping[Any, Mapping[str, Any]]) -> bool:
-    """Whether a line starts from the weights that its table calls the original.
+def read_latest(path: Path) -> list[dict[str, Any]]:
+    """Of the lines with the same key the last, if it starts from the weights of the original.
 
     Lines from before they told the weights' fingerprint are taken at their word.
     """
-    dataset, backbone, _, seed = key_of(line)
-    original = lines.get((dataset, backbone, "original", seed), line)
-    told = {line.get("base"), original.get("base")} - {None}
-    return len(told) < 2
+    lines = {key_of(line): line for line in read_lines(path)}
+    kept = []
+    for (dataset, backbone, _, seed), line in lines.items():
+        original = lines.get((dataset, backbone, "original", seed), line)
+        if len({line.get("base"), original.get("base")} - {None}) < 2:
+            kept.append(line)
+    return kept
 
 
 def run_of(line: Mapping[str, Any]) -> Run:
@@ -108,8 +110,13 @@ def run_of(line: Mapping[str, Any]) -> Run:
     )
 
 
-def untraining_runs(lines: Sequence[Mapping[str, Any]]) -> list[Run]:
-    """Accuracies of filters, and of the originals under them, by ``untraining.py``."""
+def untraining_runs(
+    lines: Sequence[Mapping[str, Any]], known: Mapping[tuple[str, str, str, int], Run]
+) -> list[Run]:
+    """Accuracies of filters, and of the originals under them, by ``untraining.py``.
+
+    Without those of an original that was another on as many test images.
+    """
     runs = []
     for line in lines:
         backbone, _, dataset = line["model"].partition("-")
@@ -119,6 +126,10 @@ def untraining_runs(lines: Sequence[Mapping[str, Any]]) -> list[Run]:
         if line["name"] == "paper" and line["recipe"]["epsilon"] != PAPER_RECIPE.epsilon:
             continue  # from before its reciprocal had a bound
         facts = (line["seed"], 10, line["test_images"])
+        stored = known.get((dataset, backbone, "original", 0))
+        alike = stored is not None and stored.test_images == line["test_images"]
+        if alike and round(stored.numbers["Acc_r"], 1) != round(line["original"], 1):
+            continue
         numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"]}
         runs.append(Run(dataset, backbone, line["name"], *facts, numbers))
         if line["seed"] == 0:
@@ -131,12 +142,15 @@ def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[R
     """The original and ours, of the last line of ``imagenet.py`` for each part held out.
 
     Parts take the place of seeds. Runs to choose settings by are not marked for the table, and
-    ``k1``, on which they were chosen, is left out.
+    ``k1``, on which they were chosen, is left out; so are runs of another recipe than the last.
     """
     original, filtered = [], []
     named = [{"test": "k2", **line} for line in lines if line.get("table")]  # once the only part
-    marked = {(line["test"], line["seed"]): line for line in named if line["test"] != "k1"}
-    for number, line in enumerate(marked.values()):
+    marked = [line for line in named if line["test"] != "k1"]
+    latest = {line["test"]: line for line in marked}
+    for number, (_, line) in enumerate(sorted(latest.items())):
+        if line.get("recipe") != marked[-1].get("recipe"):
+            continue
         facts = (number, line["rows"], line["test_images"])
         whole = {"Acc_r": line["original"], "Acc_f": line["original"]}
         original.append(Run("imagenet", "vit_tiny", "original", *facts, whole))

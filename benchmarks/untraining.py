@@ -34,6 +34,7 @@ import wfilter
 from originals import commit
 from recipe_options import add_set, changed
 from wfilter import data, zoo
+from wfilter.checkpoint import fingerprint
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (1, 2, 3, 5)
@@ -111,6 +112,7 @@ def measure(
 
 def run(args: argparse.Namespace) -> dict:
     """One untraining, measured."""
+    code = commit()  # now: by the end of the run the repository may have moved on
     torch.manual_seed(args.seed)
     spec = f"wfilter:{args.model}"
     model = zoo.build(spec, weights=args.weights or zoo.weights_path(spec))
@@ -169,7 +171,8 @@ def run(args: argparse.Namespace) -> dict:
         "torch": torch.__version__,
         "machine": platform.machine(),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
+        "base": fingerprint(model)[:16],
+        "commit": code,
         "note": args.note,
     }
 

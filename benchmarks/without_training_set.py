@@ -222,6 +222,7 @@ def dataset_of(model: str) -> str:
 def run(arm: str, args: argparse.Namespace) -> dict:
     """One arm: make its images, untrain, measure on the other half of the test set."""
     torch.manual_seed(args.seed)
+    code = commit()  # now: by the end of the run the repository may have moved on
     spec, name = f"wfilter:{args.model}", dataset_of(args.model)
     model = zoo.build(spec, weights=args.weights or zoo.weights_path(spec))
     model.to(memory_format=torch.channels_last)
@@ -265,7 +266,7 @@ def run(arm: str, args: argparse.Namespace) -> dict:
         "make_cpu_seconds": round(made, 1),
         "untrain_cpu_seconds": round(spent, 1),
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit(),
+        "commit": code,
         "environment": environment(),
     }
 

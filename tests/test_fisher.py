@@ -18,7 +18,8 @@ def test_the_cost_of_nearly_open_gates_is_the_kl_they_cause(name, whole, monkeyp
     wf = apply(tiny(name), x[:2])
     generator = torch.Generator().manual_seed(0)
     free = torch.ones(wf.alphas.shape[1], dtype=torch.bool)
-    found = fisher.information(wf, x.split(16), free, generator)
+    batches = torch.arange(64).split(16)
+    found = fisher.information(wf, batches, x.__getitem__, free, generator)
     assert found.whole == whole
     gates = 1 - 0.02 * torch.rand(1, wf.alphas.shape[1], generator=generator).to(wf.alphas)
     base, moved = wf(x).log_softmax(1), wf._gated(x, gates.expand(len(x), -1)).log_softmax(1)
@@ -40,5 +41,14 @@ def test_the_estimate_does_not_depend_on_the_alphas():
 def test_units_that_are_not_free_cost_nothing():
     wf, x = linear(init=3.0), samples()[0]
     free = torch.arange(wf.alphas.shape[1]) > 0
-    found = fisher.information(wf, [x], free, torch.Generator())
+    batches = [torch.arange(len(x))]
+    found = fisher.information(wf, batches, x.__getitem__, free, torch.Generator())
     assert float(found.diagonal()[0]) == 0 < float(found.diagonal()[1:].min())
+
+
+def test_fewer_draws_than_gates_are_told(monkeypatch):
+    monkeypatch.setattr(fisher, "WHOLE", 0)
+    wf, x = linear(init=3.0), samples()[0][:1]
+    free = torch.ones(wf.alphas.shape[1], dtype=torch.bool)
+    with pytest.warns(UserWarning, match="is estimated from 2 draws of 1 images"):
+        fisher.information(wf, [torch.arange(1)], x.__getitem__, free, torch.Generator())

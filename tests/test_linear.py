@@ -106,13 +106,13 @@ def blobs(count=120):
     return model.eval(), x, labels
 
 
-def test_a_row_forgets_its_class_and_keeps_the_others():
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_row_forgets_its_class_and_keeps_the_others(seed):
     model, x, labels = blobs()
     wf = wfilter.apply_weight_filtering(model, targets="0.*", example_input=x[:1])
-    recipe = dataclasses.replace(LINEAR, lambda_alpha=0.05)  # there are few units to close
-    history = untrain(wf, InMemory(x[:40], labels[:40]), recipe=recipe)
+    history = untrain(wf, InMemory(x[:40], labels[:40]), recipe="linear", seed=seed)
     assert history.stopped == "solved"
-    assert history.records[-1].forget_accuracy == 0
+    assert history.records[-1].forget_accuracy <= 0.05
     assert math.isfinite(history.records[-1].loss)
     x, labels = x[40:], labels[40:]  # not seen
     with torch.no_grad():

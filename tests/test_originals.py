@@ -137,7 +137,7 @@ def test_images_are_halved_in_the_first_epochs_only(originals, monkeypatch, tmp_
 
     monkeypatch.setattr(originals, "train_step", noting)
     train(originals, monkeypatch, tmp_path, "--half", "1")
-    assert sizes == [4] * (len(sizes) // 2) + [8] * (len(sizes) // 2)
+    assert sizes == [4] * 4 + [8] * 4
 
 
 def test_classes_left_out_are_never_seen_and_name_the_file(originals, monkeypatch, tmp_path):
@@ -151,3 +151,30 @@ def test_classes_left_out_are_never_seen_and_name_the_file(originals, monkeypatc
     train(originals, monkeypatch, tmp_path, "--without", "0", "3")
     assert seen == {1, 2, 4, 5, 6, 7, 8, 9}
     assert (tmp_path / "cnn-digits-s0-without0-without3.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--without", "12"], "classes are 0 to 9"),
+        (["--without", "3", "--start", "resnet18-digits.safetensors"], "has seen a class"),
+        (["--without", "1", "3", "--start", "cnn-digits-s0-without3.safetensors"], "has seen"),
+    ],
+)
+def test_a_class_to_leave_out_that_is_none_or_was_seen_is_refused(
+    originals, monkeypatch, tmp_path, capsys, options, message
+):
+    with pytest.raises(SystemExit):
+        train(originals, monkeypatch, tmp_path, *options)
+    assert message in capsys.readouterr().err
+
+
+def test_a_start_that_lacks_the_classes_serves_and_their_order_does_not_matter(
+    originals, monkeypatch, tmp_path, capsys
+):
+    train(originals, monkeypatch, tmp_path, "--without", "3", "1")
+    train(originals, monkeypatch, tmp_path, "--without", "1", "3", "3")
+    assert "nothing to do" in capsys.readouterr().out
+    start = str(tmp_path / "cnn-digits-s0-without1-without3.safetensors")
+    train(originals, monkeypatch, tmp_path, "--without", "3", "--start", start)
+    assert (tmp_path / "cnn-digits-s0-without3.safetensors").exists()

@@ -133,6 +133,23 @@ def test_a_line_of_another_original_than_the_tables_is_left_out(tmp_path):
     (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)) + "\n")
     kept = [run.method for run in paper_runs.read_runs(tmp_path / "paper.jsonl")]
     assert kept == ["original", "paper", "random_labels"]
+    accuracy = 100 * Report.from_json(json.dumps(stored[0]["report"])).value("wfilter", "Acc_r")
+    more = {"model": "resnet18-cifar", "name": "distill", "acc_r": 93.0, "acc_f": 0.5, "seed": 0}
+    for other, expected in ((accuracy + 1, []), (accuracy, [93.0])):  # of the original under it
+        text = json.dumps({**more, "original": other, "test_images": 30})
+        (tmp_path / "untraining.jsonl").write_text(text + "\n")
+        made = paper_runs.read_runs(tmp_path / "paper.jsonl")
+        assert [r.numbers["Acc_r"] for r in made if r.method == "distill"] == expected
+
+
+def test_a_run_from_another_original_is_refused_before_it_begins(tmp_path):
+    args = arguments(tmp_path, method="distill", quick=False, out=tmp_path / "paper.jsonl")
+    stored = line(dataset=args.dataset, backbone=args.backbone, method="original", base="old")
+    args.out.write_text(json.dumps(stored) + "\n")
+    with pytest.raises(SystemExit, match="--method original --again"):
+        paper.refuse_another_original(args, "new")
+    paper.refuse_another_original(args, "old")
+    paper.refuse_another_original(argparse.Namespace(**{**vars(args), "method": "original"}), "new")
 
 
 def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_path):
@@ -164,6 +181,9 @@ def test_imagenet_has_the_last_marked_line_of_each_part_held_out(tmp_path):
     other, chosen_on = {**line, "acc_r": 72.0, "test": "k0"}, {**trial, "table": True}
     path.write_text("\n".join(map(json.dumps, [line, other, trial, chosen_on])))
     assert "| 71.00 ± 1.41 / 1.00 ± 0.00 / 50.0 ± 0.0 / - | 1,000, 2," in table_in(tmp_path)
+    again = {**line, "acc_r": 71.0, "seed": 1, "recipe": "new"}  # the other part has an old recipe
+    path.write_text("\n".join(map(json.dumps, [line, other, again])))
+    assert "| 71.00 / 1.00 / 50.0 / - | 1,000, 1," in table_in(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +195,7 @@ def test_imagenet_has_the_last_marked_line_of_each_part_held_out(tmp_path):
         ("--train train1+k0 --test k2", False),
         ("--set margin=20", False),
         ("--units qkv", False),
+        ("--others 1", False),
         ("--first 8", False),
     ],
 )

@@ -52,8 +52,12 @@ OTHERS = [
 ]
 
 
+STORED = {row["key"] for row in registry.load_rows(registry.RESULTS / "registry.jsonl")}
+
+
 class Known(dict):
     def __missing__(self, key):
+        assert key in STORED, f"{key} is misspelt: no version had it"
         pytest.skip(f"the installed version has no {key}")
 
 
@@ -130,6 +134,8 @@ def test_family_that_is_not_listed_is_represented_by_its_smallest(known, monkeyp
 def test_family_that_is_not_listed_equals_the_oracle_or_is_refused(known):
     chosen = models.representatives(known.values())
     unlisted = [a for a in chosen if a.key not in models.REPRESENTATIVES]
+    if not unlisted:
+        pytest.skip("every family of the installed timm is listed")
     rows = [checks.examine(architecture) for architecture in unlisted]
     built = [row for row in rows if "edge" in row or row["status"] != "fail"]
     assert all(row["status"] in ("pass", "refused") for row in built), built

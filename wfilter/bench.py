@@ -23,6 +23,7 @@ from torch.func import functional_call, vmap
 from torch.profiler import ProfilerActivity, profile
 
 from wfilter.gates import label_gates
+from wfilter.metrics.running import synchronise
 from wfilter.model import FilteredModel
 from wfilter.oracle import gated_weights, one_at_a_time
 
@@ -215,16 +216,6 @@ def _clock(forward: Forward, images: Tensor, forget: Tensor) -> tuple[float, Ten
     output = forward(images, forget)
     synchronise(images)
     return time.perf_counter() - began, output
-
-
-def synchronise(tensor: Tensor) -> None:
-    """Wait until the device of ``tensor`` has done what it was told.
-
-    Example:
-        >>> synchronise(torch.zeros(1))  # a CPU has no queue
-    """
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
 
 
 @torch.no_grad()

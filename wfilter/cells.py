@@ -61,8 +61,10 @@ class Cell:
                 f"{self.failures} of {len(self.by_class)} classes have no number: pass the cap "
                 "that a class which never came back counts as."
             )
-        values = [cap if value is None else value for value in self.by_class.values()]
-        return sum(value or 0.0 for value in values) / len(values)
+        counted = [cap if value is None else value for value in self.by_class.values()]
+        numbers = [value for value in counted if value is not None]
+        assert len(numbers) == len(counted)
+        return sum(numbers) / len(numbers)
 
     @property
     def failures(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from wfilter.model import FilteredModel
 
 WHOLE = 2**14  # up to so many units the matrix is kept: 1 GiB in float32
-DRAWS, DRAWS_OF_ROOTS = 8, 2  # of each image; roots are all kept, so these must be few
+DRAWS, DRAWS_OF_ROOTS = 8, 2  # of each image at least; roots are all kept, so these must be few
 
 
 @dataclass(frozen=True)
@@ -45,38 +47,50 @@ class Information:
 
 
 def information(
-    wf: FilteredModel, batches: Iterable[Tensor], free: Tensor, generator: torch.Generator
+    wf: FilteredModel,
+    batches: Sequence[Tensor],
+    read: Callable[[Tensor], Tensor],
+    free: Tensor,
+    generator: torch.Generator,
 ) -> Information:
-    """An estimate of the Fisher information from batches of images.
+    """An estimate of the Fisher information from some images.
 
-    Too few draws cost dearly: what they do not see looks as if it cost nothing.
+    Too few draws cost dearly: what they do not see looks as if it cost nothing. So there are at
+    least twice as many as free units, or a warning.
 
     Args:
         wf: The filtered model; its alphas play no part.
-        batches: Batches of images.
+        batches: Indices of the images, in batches.
+        read: Gives the images of some indices.
         free: Bool ``(total_units,)``; for other units the information is 0.
         generator: Of the draws.
 
     Example:
         >>> import wfilter
         >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
-        >>> free = torch.tensor([True, True, False])
-        >>> found = information(wf, [torch.randn(5, 4)], free, torch.Generator())
+        >>> images, free = torch.randn(5, 4), torch.tensor([True, True, False])
+        >>> batches = [torch.arange(5)]
+        >>> found = information(wf, batches, images.__getitem__, free, torch.Generator())
         >>> found.whole, found.tensor.shape
         (True, torch.Size([3, 3]))
     """
-    whole = len(free) <= WHOLE
-    found = (
-        part * free for part in roots(wf, batches, DRAWS if whole else DRAWS_OF_ROOTS, generator)
-    )
+    whole, units, count = len(free) <= WHOLE, int(free.sum()), sum(map(len, batches))
+    draws = max(DRAWS, math.ceil(2 * units / count)) if whole else DRAWS_OF_ROOTS
+    if draws * count < units:
+        warnings.warn(
+            f"what closing {units} gates costs is estimated from {draws * count} draws of "
+            f"{count} images: the rows will cost other images more than they need to. Give more "
+            "images (fisher_images) or fewer targets.",
+            stacklevel=2,
+        )
+    found = (part * free for part in roots(wf, map(read, batches), draws, generator))
     if not whole:
         kept = torch.cat([*found])
-        return Information(kept / len(kept) ** 0.5, whole)
-    total, count = wf.alphas.new_zeros(len(free), len(free)), 0
+        return Information(kept.div_(math.sqrt(len(kept))), whole)
+    total = wf.alphas.new_zeros(len(free), len(free))
     for part in found:
         total.addmm_(part.T, part)
-        count += len(part)
-    return Information(total / count, whole)
+    return Information(total.div_(draws * count), whole)
 
 
 def roots(

@@ -5,7 +5,7 @@ With every gate at ``1 - d`` the lead of a forgotten logit over all others falls
 ``d' F d / 2`` (see ``wfilter.fisher``). A row is the ``d`` in 0..1 that makes the lead of its class
 fall far enough, on its images and those most like it, at the least cost to all others: a convex
 problem for each class, solved for many at once. Of the network it takes one gradient for each
-example of a row, and a few for the Fisher information.
+example of a row, and several for each image of the Fisher information.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def closings(
     """How far to close each gate, ``(rows, total_units)`` in 0..1, and what that costs each row.
 
     Minimises, for each row, half of: the mean square of what its leads lack of falling by ``fall``,
-    ``lambda_fisher`` times the ``information`` they touch, and ``lambda_alpha`` times the squared
-    closings. By projected gradients, preconditioned, with Nesterov's momentum.
+    ``lambda_fisher`` times ``d' F d`` of the closings ``d``, and ``lambda_alpha`` times their
+    squares. By projected gradients, preconditioned, with Nesterov's momentum.
 
     Args:
         gradient: Of the lead of each example, ``(examples, total_units)``.
@@ -195,7 +195,7 @@ def solve(
     generator = torch.Generator().manual_seed(seed)
     some = torch.randperm(len(labels), generator=generator)[: recipe.fisher_images]
     free = _free(wf)
-    costs = fisher.information(wf, map(read, torch.split(some, BATCH)), free, generator)
+    information = fisher.information(wf, torch.split(some, BATCH), read, free, generator)
     device = wf.alphas.device
     weights = {name: getattr(recipe, name) for name in ("lambda_fisher", "lambda_alpha")}
     everything = examples(base, labels, recipe.alike)
@@ -207,7 +207,7 @@ def solve(
         # Below all others together by the margin, and by no less where it has no lead to lose.
         fall = torch.cat([lead for _, lead in found]).clamp(min=0) + recipe.margin
         row = (shown.row - first).to(device)
-        closed, cost = closings(gradient, fall, row, costs, last - first, **weights)
+        closed, cost = closings(gradient, fall, row, information, last - first, **weights)
         if not bool(closed.isfinite().all()):
             raise FloatingPointError(
                 f"the closings of rows {first} to {last - 1} are not finite. Their alphas are kept "

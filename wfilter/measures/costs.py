@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wfilter.bench import synchronise
 from wfilter.measures.bench import Bench, Measured, by_class
+from wfilter.metrics.running import synchronise
 from wfilter.subjects import Subject
 
 

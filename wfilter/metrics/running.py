@@ -68,6 +68,16 @@ def device_of(model: object) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
+def synchronise(tensor: Tensor) -> None:
+    """Wait until the device of ``tensor`` has done what it was told.
+
+    Example:
+        >>> synchronise(torch.zeros(1))  # a CPU has no queue
+    """
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
 @torch.no_grad()
 def collect_logits(
     forward: Forward, batches: Batches, *, device: torch.device | None = None
