@@ -129,16 +129,29 @@ def zrf(
     return round(metrics.zrf(logits, reference), 4)
 
 
+@torch.inference_mode()
 def curves(
     wf: wfilter.FilteredModel, tokens: Tensor, labels: Tensor, rows: int
 ) -> dict[str, float]:
-    """Mean areas under insertion and deletion of some classes, by gate and in a random order."""
+    """Areas under insertion and deletion of some classes, by gate and in a random order.
+
+    Classes are weighted by the base model's confidence in them, which makes it a ratio of means
+    over all their images: with one image of a class, one that the base model does not recognise
+    would have a ratio of its own without bounds.
+    """
     chosen = torch.randperm(wf.num_classes, generator=torch.Generator().manual_seed(0))[
         :rows
     ].tolist()
-    found = [explain.class_curves(wf, tokens[labels == row].float(), row) for row in chosen]
+    shown = [tokens[labels == row].float() for row in chosen]
+    weights = [float(wf(x).softmax(1)[:, row].sum()) for x, row in zip(shown, chosen)]
+    found = [explain.class_curves(wf, x, row) for x, row in zip(shown, chosen)]
     names = ("insertion", "deletion", "random_insertion", "random_deletion")
-    return {n: round(sum(getattr(f, n).auc for f in found) / len(found), 4) for n in names}
+    areas = {name: [getattr(curves, name).auc for curves in found] for name in names}
+    total = sum(weights)
+    return {
+        name: round(sum(w * area for w, area in zip(weights, own)) / total, 4)
+        for name, own in areas.items()
+    }
 
 
 def main() -> None:
@@ -156,24 +169,25 @@ def main() -> None:
         Tail(vit, args.first), targets=targets, example_input=test[0][:2].float()
     )
     recipe = changed("linear", args.set)
-    began = time.process_time()
-    untrained = wfilter.InMemory(tokens, labels, augment=in_float)
-    history = wfilter.untrain(wf, untrained, recipe=recipe, seed=args.seed)
-    spent = time.process_time() - began
-    on_train = [record.forget_accuracy for record in history.records]
-    figures: dict[str, Any] = accuracies(wf, *test, args.others)
-    figures |= {"train_acc_f": round(100 * sum(on_train) / len(on_train), 3)}
+    made: dict[str, Any] = {}
+    if args.filters:
+        read(wf, args.filters)
+        made["files"] = [args.filters.name]
+    else:
+        began = time.process_time()
+        untrained = wfilter.InMemory(tokens, labels, augment=in_float)
+        history = wfilter.untrain(wf, untrained, recipe=recipe, seed=args.seed)
+        made["cpu_seconds"] = round(time.process_time() - began)
+        on_train = [record.forget_accuracy for record in history.records]
+        made["train_acc_f"] = round(100 * sum(on_train) / len(on_train), 3)
+        path = args.keep / f"imagenet-vit_tiny-{args.train}.safetensors"
+        save(wf, targets, images.class_names, path)
+    figures: dict[str, Any] = accuracies(wf, *test, args.others) | made
     figures |= {"recipe": recipe.to_dict(), "units": args.units, "curve_images": args.curve_rows}
     gates = wf.alphas.detach().sigmoid()
     figures |= {"closed": round(100 * float((gates < 0.5).float().mean()), 2)}
     figures |= {"zrf": zrf(wf, vit, test, held_out)} | curves(wf, *test, args.curve_rows)
-    save(
-        wf,
-        targets,
-        images.class_names,
-        args.keep / f"imagenet-vit_tiny-{args.train}.safetensors",
-    )
-    store(args, figures | {"cpu_seconds": round(spent)}, len(test[1]), code)
+    store(args, figures, len(test[1]), code)
 
 
 def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -183,8 +197,9 @@ def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=9, help="block from which on there are gates")
     parser.add_argument("--units", nargs="+", choices=tuple(UNITS), default=list(UNITS))
     parser.add_argument("--others", type=int, default=5, help="other rows per held-out image")
-    parser.add_argument("--curve-rows", type=int, default=50, help="for insertion and deletion")
+    parser.add_argument("--curve-rows", type=int, default=100, help="for insertion and deletion")
     add_set(parser)
+    parser.add_argument("--filters", type=Path, help="finished ones of these parts and settings")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("runs"))
     return parser.parse_args(given)
@@ -193,7 +208,7 @@ def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def in_table(args: argparse.Namespace) -> bool:
     """Whether a run is one for the table: all settings as they are, all other parts used."""
     others = {"train1", "k0", "k1", "k2"} - {args.test}
-    free = dict.fromkeys(("train", "test", "keep"))
+    free = dict.fromkeys(("train", "test", "keep", "filters"))
     usual = {**vars(args), **free} == {**vars(parse_arguments([])), **free}
     return args.test in TESTED and {*args.train.split("+")} == others and usual
 
@@ -219,6 +234,14 @@ def save(
         for name, alpha in wf.alpha.items():
             whole.alpha[name].copy_(alpha)
     whole.save(path)
+
+
+def read(wf: wfilter.FilteredModel, path: Path) -> None:
+    """In place: take the filters that `save` wrote."""
+    whole = wfilter.load(path, zoo.build(SPEC, weights=zoo.weights_path(SPEC)))
+    with torch.no_grad():
+        for name, alpha in whole.alpha.items():
+            wf.alpha[name].copy_(alpha)
 
 
 if __name__ == "__main__":
