@@ -52,7 +52,7 @@ OTHERS = [
 ]
 
 
-STORED = {row["key"] for row in registry.load_rows(registry.RESULTS / "registry.jsonl")}
+STORED = registry.load_rows(registry.RESULTS / "registry.jsonl")
 
 
 class Known(dict):
