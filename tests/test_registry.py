@@ -52,12 +52,12 @@ OTHERS = [
 ]
 
 
-STORED = registry.load_rows(registry.RESULTS / "registry.jsonl")
+STORED = registry.load_rows(registry.RESULTS / "registry.jsonl")  # none in a source distribution
 
 
 class Known(dict):
     def __missing__(self, key):
-        assert key in STORED, f"{key} is misspelt: no version had it"
+        assert not STORED or key in STORED, f"{key} is misspelt: no version had it"
         pytest.skip(f"the installed version has no {key}")
 
 
@@ -111,11 +111,10 @@ def test_int8_architecture_is_refused(known):
 
 
 def test_every_stored_timm_family_has_one_listed_representative():
-    rows = registry.load_rows(registry.RESULTS / "registry.jsonl")
-    if not rows:
+    if not STORED:
         pytest.skip("the results of the sweep are not here")
-    families = {row["family"] for key, row in rows.items() if key.startswith("timm/")}
-    assert sorted(rows[key]["family"] for key in models.REPRESENTATIVES) == sorted(families)
+    families = {row["family"] for key, row in STORED.items() if key.startswith("timm/")}
+    assert sorted(STORED[key]["family"] for key in models.REPRESENTATIVES) == sorted(families)
 
 
 def test_every_installed_timm_family_has_one_representative(known):
