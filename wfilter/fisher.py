@@ -55,8 +55,8 @@ def information(
 ) -> Information:
     """An estimate of the Fisher information from some images.
 
-    Too few draws cost dearly: what they do not see looks as if it cost nothing. So there are at
-    least twice as many as free units, or a warning.
+    Too few draws cost dearly: what they do not see looks as if it cost nothing. There are at least
+    twice as many as free units where the matrix is kept; roots fewer than units are warned of.
 
     Args:
         wf: The filtered model; its alphas play no part.
