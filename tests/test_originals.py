@@ -1,3 +1,4 @@
+import copy
 import importlib.util
 import json
 import sys
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import interpolate
 
-from wfilter import zoo
+from wfilter import data, zoo
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "originals.py"
 
@@ -100,6 +101,41 @@ def test_an_imagenet_vit_sees_a_small_patch_as_it_would_the_enlarged_one(origina
     enlarged = interpolate(patch, (16, 16), mode="bicubic")
     seen, expected = small.patch_embed.proj(patch), large.patch_embed.proj(2 * enlarged - 1)
     torch.testing.assert_close(seen, expected)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_convolutions_as_products_give_the_same_answers_and_gradients(originals, size):
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 5, 3, stride=2, padding=1),
+        torch.nn.Conv2d(5, 4, 3, stride=2, padding=1, bias=False),
+        torch.nn.Conv2d(4, 6, 3, padding=1),
+    ).double()
+    product = copy.deepcopy(plain)
+    originals.as_products(product)
+    images = torch.rand(2, 3, size, size, dtype=torch.float64)
+    answers = [model(images) for model in (plain, product)]
+    torch.testing.assert_close(answers[1], answers[0])
+    for answer in answers:
+        answer.square().sum().backward()
+    for ours, theirs in zip(product.parameters(), plain.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_the_hardest_images_are_those_the_start_is_least_sure_of(originals, monkeypatch, tmp_path):
+    digits = data.load("digits", "train").take(torch.arange(300))
+    train(originals, monkeypatch, tmp_path / "first")
+    start = tmp_path / "first" / "cnn-digits-s0.safetensors"
+    model = zoo.load_weights(zoo.create("cnn-digits"), start)
+    chosen = originals.hardest(model, digits, 100)
+    images, labels = digits.batch(torch.arange(300))
+    loss = torch.nn.functional.cross_entropy(model(images), labels, reduction="none")
+    rest = torch.ones(300, dtype=torch.bool).index_fill(0, chosen, False)
+    assert loss[chosen].min() >= loss[rest].max()
+    train(originals, monkeypatch, tmp_path, "--start", str(start), "--hardest", "100")
+    assert (tmp_path / "cnn-digits-s0.safetensors").exists()
+    with pytest.raises(SystemExit):
+        train(originals, monkeypatch, tmp_path, "--hardest", "100")
 
 
 def test_warped_images_differ_from_each_other_and_stay_recognisable(originals):
