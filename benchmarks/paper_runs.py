@@ -77,13 +77,14 @@ def read_runs(path: Path) -> list[Run]:
 def read_latest(path: Path) -> list[dict[str, Any]]:
     """Of the lines with the same key the last, if it starts from the weights of the original.
 
-    Lines from before they told the weights' fingerprint are taken at their word.
+    An original from before lines told the weights' fingerprint takes all lines at their word, and
+    retrained models start from no original.
     """
     lines = {key_of(line): line for line in read_lines(path)}
     kept = []
-    for (dataset, backbone, _, seed), line in lines.items():
-        original = lines.get((dataset, backbone, "original", seed), line)
-        if len({line.get("base"), original.get("base")} - {None}) < 2:
+    for (dataset, backbone, method, seed), line in lines.items():
+        base = lines.get((dataset, backbone, "original", seed), {}).get("base")
+        if base in (None, line.get("base")) or method == "retrained":
             kept.append(line)
     return kept
 

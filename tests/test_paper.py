@@ -129,10 +129,11 @@ def test_a_line_of_another_original_than_the_tables_is_left_out(tmp_path):
         line(method="distill", base="old"),
         line(method="paper", base="new"),
         line(method="random_labels"),  # from before lines told it
+        line(method="retrained"),
     ]
     (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)) + "\n")
     kept = [run.method for run in paper_runs.read_runs(tmp_path / "paper.jsonl")]
-    assert kept == ["original", "paper", "random_labels"]
+    assert kept == ["original", "paper", "retrained"]
     accuracy = 100 * Report.from_json(json.dumps(stored[0]["report"])).value("wfilter", "Acc_r")
     more = {"model": "resnet18-cifar", "name": "distill", "acc_r": 93.0, "acc_f": 0.5, "seed": 0}
     for other, expected in ((accuracy + 1, []), (accuracy, [93.0])):  # of the original under it
