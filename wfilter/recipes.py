@@ -224,7 +224,7 @@ LINEAR = Recipe(
     lambda_alpha=0.0003,
     lambda_fisher=3.0,
     fisher_images=4000,
-    margin=10.0,
+    margin=9.0,
     alike=16,
     patience=0,
 )
