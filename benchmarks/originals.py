@@ -153,8 +153,8 @@ def start_from(model: nn.Module, path: Path) -> str:
 def as_products(model: nn.Module) -> None:
     """In place: 3 x 3 convolutions to a single pixel become the matrix products they are.
 
-    Answers and gradients stay the same. A ResNet-18 for digits, half of whose time goes into its
-    kernels of one pixel, takes little more than half of it.
+    Answers and gradients stay the same. A third of a step of a ResNet-18 for digits would go into
+    the gradients of kernels that see one pixel, eight of nine taps of which are zero.
     """
     for module in model.modules():
         shape = (getattr(module, name, None) for name in ("kernel_size", "padding", "groups"))

@@ -290,7 +290,7 @@ def training_command(args: argparse.Namespace, name: str, row: int) -> str:
     """What trained the original, without the class; the defaults where no log tells."""
     for line in reversed(read_lines(args.originals / "originals.jsonl")):
         told = line["settings"]
-        whole = told.get("without") in (None, []) and told.get("limit") is None
+        whole = told.get("without") in (None, []) and not (told.get("limit") or told.get("hardest"))
         if whole and (told["model"], told["seed"]) == (name, args.seed):
             return f"{line['command']} --without {row}"
     augment = " --pad 4 --flip" if args.dataset == "cifar10" else ""

@@ -272,6 +272,8 @@ def test_lacking_retrained_models_are_asked_for_with_the_originals_own_command(t
         {"command": "another seed", "settings": {"model": "resnet18-mnist", "seed": 1}},
         {"command": "an older one", "settings": {"model": "resnet18-mnist", "seed": 0}},
         {"command": command, "settings": {"model": "resnet18-mnist", "seed": 0}},
+        {"command": "goes on", "settings": {"model": "resnet18-mnist", "seed": 0, "hardest": 9}},
+        {"command": "lacks 0", "settings": {"model": "resnet18-mnist", "seed": 0, "without": 0}},
     ]
     (tmp_path / "originals.jsonl").write_text("\n".join(map(json.dumps, log)))
     with pytest.raises(SystemExit) as stopped:
