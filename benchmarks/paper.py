@@ -287,12 +287,14 @@ def retrained(
 
 
 def training_command(args: argparse.Namespace, name: str, row: int) -> str:
-    """What trained the original, without the class; the defaults where no log tells."""
+    """What trained the original from the beginning, without the class; else the defaults."""
+    seen = name.split("-")[1]  # a start of that name has seen the class
     for line in reversed(read_lines(args.originals / "originals.jsonl")):
         told = line["settings"]
-        whole = told.get("without") in (None, []) and not (told.get("limit") or told.get("hardest"))
-        if whole and (told["model"], told["seed"]) == (name, args.seed):
-            return f"{line['command']} --without {row}"
+        whole = told.get("without") in (None, []) and told.get("limit") is None
+        begins = seen not in (told.get("start") or "") and not told.get("hardest")
+        if whole and begins and (told["model"], told["seed"]) == (name, args.seed):
+            return f"{line['command']} --out {args.originals} --without {row}"
     augment = " --pad 4 --flip" if args.dataset == "cifar10" else ""
     return (
         f"python benchmarks/originals.py --model {name} --data {args.dataset}{augment} "

@@ -57,9 +57,16 @@ def read_runs(path: Path) -> list[Run]:
     """Of the lines with the same key the last; the files of other scripts have their say.
 
     Accuracies on more test images come from ``untraining.jsonl``, ImageNet's runs from
-    ``imagenet.jsonl``.
+    ``imagenet.jsonl``. Retrained models start from no original, so their lines outlive it, but for
+    relearning: that ends where the original's accuracy is back.
     """
-    runs = {key_of(line): run_of(line) for line in read_latest(path)}
+    lines = {key_of(line): line for line in read_lines(path)}
+    runs = {}
+    for key, line in lines.items():
+        if is_of_original(line, lines):
+            runs[key] = run_of(line)
+        elif line["method"] == "retrained":
+            runs[key] = replace(run_of(line), epochs=())
     for run in untraining_runs(read_lines(path.with_name("untraining.jsonl")), runs):
         key = (*run.key, run.seed)
         if key not in runs:
@@ -75,18 +82,19 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def read_latest(path: Path) -> list[dict[str, Any]]:
-    """Of the lines with the same key the last, if it starts from the weights of the original.
-
-    An original from before lines told the weights' fingerprint takes all lines at their word, and
-    retrained models start from no original.
-    """
+    """Of the lines with the same key the last, if it starts from the weights of the original."""
     lines = {key_of(line): line for line in read_lines(path)}
-    kept = []
-    for (dataset, backbone, method, seed), line in lines.items():
-        base = lines.get((dataset, backbone, "original", seed), {}).get("base")
-        if base in (None, line.get("base")) or method == "retrained":
-            kept.append(line)
-    return kept
+    return [line for line in lines.values() if is_of_original(line, lines)]
+
+
+def is_of_original(line: Mapping[str, Any], lines: Mapping[tuple[str, str, str, int], Any]) -> bool:
+    """Whether a line starts from the weights of the table's original.
+
+    One from before lines told the weights' fingerprint takes all others at their word.
+    """
+    dataset, backbone, _, seed = key_of(line)
+    base = lines.get((dataset, backbone, "original", seed), {}).get("base")
+    return base in (None, line.get("base"))
 
 
 def run_of(line: Mapping[str, Any]) -> Run:
@@ -143,7 +151,8 @@ def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[R
     """The original and ours, of the last line of ``imagenet.py`` for each part held out.
 
     Parts take the place of seeds. Runs to choose settings by are not marked for the table, and
-    ``k1``, on which they were chosen, is left out; so are runs of another recipe than the last.
+    ``k1``, on which most of them were chosen, is left out; so are runs of another recipe than the
+    last.
     """
     original, filtered = [], []
     named = [{"test": "k2", **line} for line in lines if line.get("table")]  # once the only part

@@ -1,6 +1,7 @@
 """The paper's tables: all of its numbers, and ours only from stored lines."""
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -123,17 +124,25 @@ def test_relearning_that_was_stopped_early_is_not_called_worse(epochs, cap, verd
     assert [row[-1] for row in found] == ([verdict] if verdict else [])
 
 
-def test_a_line_of_another_original_than_the_tables_is_left_out(tmp_path):
+def test_a_line_of_another_original_than_the_tables_is_left_out(monkeypatch, tmp_path):
     stored = [
         line(method="original", base="new"),
         line(method="distill", base="old"),
         line(method="paper", base="new"),
         line(method="random_labels"),  # from before lines told it
-        line(method="retrained"),
+        line(method="retrained"),  # starts from none, but relearns up to an original's accuracy
     ]
     (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)) + "\n")
-    kept = [run.method for run in paper_runs.read_runs(tmp_path / "paper.jsonl")]
-    assert kept == ["original", "paper", "retrained"]
+    run_of = paper_runs.run_of
+    monkeypatch.setattr(
+        paper_runs, "run_of", lambda line: dataclasses.replace(run_of(line), epochs=(3.0,))
+    )
+    kept = {run.method: run for run in paper_runs.read_runs(tmp_path / "paper.jsonl")}
+    assert [*kept] == ["original", "paper", "retrained"]
+    assert kept["paper"].epochs
+    assert not kept["retrained"].epochs
+    latest = paper_runs.read_latest(tmp_path / "paper.jsonl")
+    assert [found["method"] for found in latest] == ["original", "paper"]
     accuracy = 100 * Report.from_json(json.dumps(stored[0]["report"])).value("wfilter", "Acc_r")
     more = {"model": "resnet18-cifar", "name": "distill", "acc_r": 93.0, "acc_f": 0.5, "seed": 0}
     for other, expected in ((accuracy + 1, []), (accuracy, [93.0])):  # of the original under it
@@ -267,18 +276,25 @@ def arguments(folder, **changes):
 
 
 def test_lacking_retrained_models_are_asked_for_with_the_originals_own_command(tmp_path):
-    command = "python benchmarks/originals.py --model resnet18-mnist --lr 0.05 --out originals/"
+    command = "python benchmarks/originals.py --model resnet18-mnist --lr 0.05 --out first"
     log = [
         {"command": "another seed", "settings": {"model": "resnet18-mnist", "seed": 1}},
         {"command": "an older one", "settings": {"model": "resnet18-mnist", "seed": 0}},
         {"command": command, "settings": {"model": "resnet18-mnist", "seed": 0}},
-        {"command": "goes on", "settings": {"model": "resnet18-mnist", "seed": 0, "hardest": 9}},
+        {
+            "command": "goes on",
+            "settings": {
+                "model": "resnet18-mnist",
+                "seed": 0,
+                "start": "resnet18-mnist-s0.safetensors",
+            },
+        },
         {"command": "lacks 0", "settings": {"model": "resnet18-mnist", "seed": 0, "without": 0}},
     ]
     (tmp_path / "originals.jsonl").write_text("\n".join(map(json.dumps, log)))
     with pytest.raises(SystemExit) as stopped:
         paper.retrained(arguments(tmp_path), (3, 8))
-    wanted = [f"{command} --without 3", f"{command} --without 8"]
+    wanted = [f"{command} --out {tmp_path} --without {row}" for row in (3, 8)]
     assert str(stopped.value).splitlines()[1:] == wanted
 
 
