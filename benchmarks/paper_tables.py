@@ -41,8 +41,9 @@ def table1(runs: Sequence[Run]) -> str:
         "per cent, ± the standard deviation over seeds; relearn epochs of the baked model's "
         "weights, classes that never came back in brackets, of ten unless it says of how many, and "
         "at most 100 epochs unless it names the cap. `paper` is the paper's WF-Net, on our side "
-        "its recipe as we read it; `distill` is our recipe. A dash in the paper's column: not in "
-        "the paper; in ours: not measured, with the reason.",
+        "its recipe as we read it; `distill` is our recipe. Models retrained beside an earlier "
+        "original are kept, but for relearning, which ends at the original's accuracy. A dash in "
+        "the paper's column: not in the paper; in ours: not measured, with the reason.",
         "",
         "| dataset | backbone | method | the paper: Acc_r / Acc_f / ZRF / relearn "
         "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds, test images |",
