@@ -292,7 +292,7 @@ def training_command(args: argparse.Namespace, name: str, row: int) -> str:
     for line in reversed(read_lines(args.originals / "originals.jsonl")):
         told = line["settings"]
         whole = told.get("without") in (None, []) and told.get("limit") is None
-        begins = seen not in (told.get("start") or "") and not told.get("hardest")
+        begins = seen not in (told.get("start") or "")
         if whole and begins and (told["model"], told["seed"]) == (name, args.seed):
             return f"{line['command']} --out {args.originals} --without {row}"
     augment = " --pad 4 --flip" if args.dataset == "cifar10" else ""
