@@ -5,9 +5,9 @@
     python benchmarks/imagenet.py --train train1+k0 --test k1    # to choose settings
     python benchmarks/paper.py --tables
 
-Only the last blocks get filters, on queries, keys and values and on the hidden units of the MLP
-(``--units`` chooses), so the blocks before them are run once: their output for each image is kept,
-and the rest of the network is untrained on it by the recipe ``linear``. The parts ``train1+k0+k1``
+Only the last blocks get filters, on all that attention and the MLP multiply by (``--units``
+chooses), so the blocks before them are run once: their output for each image is kept, and the rest
+of the network is untrained on it by the recipe ``linear``. The parts ``train1+k0+k1``
 are used; ``k2`` is left for the figures, which are printed and added to ``results/imagenet.jsonl``,
 and from there to the tables, as those of ``k0`` held out; ``k1`` is the part on which settings were
 chosen, but for the margin, which was lowered from 10 to 9 with a look at all three. They can be
@@ -39,7 +39,7 @@ from wfilter.bench import environment
 RESULTS = Path(__file__).parent / "results"
 TESTED = ("k0", "k2")  # settings were chosen on k1, all but the margin
 SPEC = "timm:vit_tiny_patch16_224"
-UNITS = {"qkv": "attn.qkv.*", "fc1": "mlp.fc1.*"}
+UNITS = {"qkv": "attn.qkv.*", "proj": "attn.proj.*", "fc1": "mlp.fc1.*", "fc2": "mlp.fc2.*"}
 
 
 class Tail(nn.Module):
