@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import interpolate
 
+import starts
 from wfilter import data, zoo
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "originals.py"
@@ -76,12 +77,10 @@ def test_a_finished_training_is_not_repeated_and_other_settings_are_refused(
         train(originals, monkeypatch, tmp_path, "--lr", "0.01")
 
 
-def test_a_vit_starts_from_one_of_half_its_width_as_two_copies_that_answer_alike(
-    originals, tmp_path
-):
+def test_a_vit_starts_from_one_of_half_its_width_as_two_copies_that_answer_alike(tmp_path):
     half, whole = zoo.create("vit_tiny-mnist"), zoo.create("vit_small-mnist")
     save_file(half.state_dict(), tmp_path / "half.safetensors")
-    assert originals.start_from(whole, tmp_path / "half.safetensors").endswith("fresh: nothing")
+    assert starts.start_from(whole, tmp_path / "half.safetensors").endswith("fresh: nothing")
     with torch.no_grad():  # what couples the copies is fresh: without it both are the half
         for name, tensor in whole.named_parameters():
             if tensor.ndim == 2 and "head" not in name:
@@ -92,11 +91,11 @@ def test_a_vit_starts_from_one_of_half_its_width_as_two_copies_that_answer_alike
     torch.testing.assert_close(whole(images), half(images))
 
 
-def test_an_imagenet_vit_sees_a_small_patch_as_it_would_the_enlarged_one(originals, tmp_path):
+def test_an_imagenet_vit_sees_a_small_patch_as_it_would_the_enlarged_one(tmp_path):
     large = VisionTransformer(embed_dim=192, depth=12, num_heads=3, num_classes=10).eval()
     save_file(large.state_dict(), tmp_path / "large.safetensors")
     small = zoo.create("vit_tiny-cifar")
-    originals.start_from(small, tmp_path / "large.safetensors")
+    starts.start_from(small, tmp_path / "large.safetensors")
     patch = torch.rand(1, 3, 4, 4)
     enlarged = interpolate(patch, (16, 16), mode="bicubic")
     seen, expected = small.patch_embed.proj(patch), large.patch_embed.proj(2 * enlarged - 1)
@@ -143,8 +142,21 @@ def test_the_hardest_images_are_those_the_start_is_least_sure_of(originals, monk
     monkeypatch.setattr(originals, "fit", lambda *args: seen.append(args[1].labels) or fit(*args))
     train(originals, monkeypatch, tmp_path, "--start", str(start), "--hardest", "100")
     assert torch.equal(seen[0], labels[chosen])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--hardest", "100"], "asks the weights of --start"),
+        (["--hardest", "0", "--start", "a.safetensors"], "less than one batch of 64 images"),
+    ],
+)
+def test_hardest_images_that_nobody_can_choose_are_refused(
+    originals, monkeypatch, capsys, tmp_path, options, message
+):
     with pytest.raises(SystemExit):
-        train(originals, monkeypatch, tmp_path, "--hardest", "100")
+        train(originals, monkeypatch, tmp_path, *options)
+    assert message in capsys.readouterr().err
 
 
 def test_warped_images_differ_from_each_other_and_stay_recognisable(originals):
