@@ -13,9 +13,9 @@ from paper_runs import RESULTS, Run
 
 OURS = (
     "VGG-16 with `depth=0.45`, ResNet-18 on MNIST with `forget_share=0.5`, ViTs for small images "
-    "by `distill-soft`, ViT-T on ImageNet by `linear` on queries, keys, values and the MLP's "
-    "hidden units of its last three blocks, with three images of each class; in place of seeds "
-    "it has two sets of 1,000 validation images, each held out in turn."
+    "by `distill-soft`, ViT-T on ImageNet by `linear` on all projections of attention and MLP in "
+    "its last three blocks, with three images of each class; in place of seeds it has two sets of "
+    "1,000 validation images, each held out in turn."
 )
 BEYOND = {
     "untraining.md": "sets of classes, on the whole test set",

@@ -215,7 +215,7 @@ DISTILL_SOFT = Recipe(
 
 # For very many classes with a few images of each: what a row's images and those most like them ask
 # for, at the least cost to all others, solved instead of learned. Measured by
-# `benchmarks/imagenet.py` on 8,064 units.
+# `benchmarks/imagenet.py` on 10,368 units.
 LINEAR = Recipe(
     "linear",
     "linear",
