@@ -120,7 +120,10 @@ def parse_arguments() -> argparse.Namespace:
     if args.hardest is not None and not args.start:
         parser.error("--hardest asks the weights of --start: give them")
     if args.hardest is not None and args.hardest < args.batch_size:
-        parser.error(f"--hardest {args.hardest} is less than one batch of {args.batch_size} images")
+        parser.error(
+            f"--hardest {args.hardest} is less than one batch of {args.batch_size} images: give "
+            "more, or a smaller --batch-size"
+        )
     args.optimiser = args.optimiser or ("adamw" if args.model.startswith("vit") else "sgd")
     for name, value in RECIPES[args.optimiser].items():
         if getattr(args, name) is None:
