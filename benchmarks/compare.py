@@ -31,11 +31,11 @@ from torch.nn import functional as F
 
 import wfilter
 from wfilter import baselines, data, zoo
-from wfilter.columns import Budget
-from wfilter.evaluate import make_bench, report_on
-from wfilter.measures import MEASURES, Bench
-from wfilter.report import Report
-from wfilter.subjects import Subject, run
+from wfilter.evaluation.columns import Budget
+from wfilter.evaluation.measures import MEASURES, Bench
+from wfilter.evaluation.method import Subject, run
+from wfilter.evaluation.report import Report
+from wfilter.evaluation.run import make_bench, report_on
 
 MODELS = {"cifar10": "wfilter:resnet18-cifar", "mnist": "wfilter:resnet18-mnist"}
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}

@@ -34,12 +34,13 @@ from torch.nn import functional as F
 
 import wfilter
 from originals import commit
-from wfilter import data, losses, metrics, zoo
-from wfilter.bench import environment
-from wfilter.pairs import Pairs
-from wfilter.untrain import Run
+from wfilter import data, metrics, zoo
+from wfilter.evaluation.bench import environment
+from wfilter.untraining import losses
+from wfilter.untraining.loop import Run
+from wfilter.untraining.pairs import Pairs
 
-untraining = import_module("wfilter.untrain")  # the package's attribute is the function
+untraining = import_module("wfilter.untraining.loop")
 
 RESULTS = Path(__file__).parent / "results"
 TARGETS = ["2.*", "5.*", "8.*"]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import wfilter
 from wfilter import bench, zoo
-from wfilter.export import Exported
+from wfilter.files.export import Exported
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = {"torchvision:resnet18": 64}  # what two cores can time; others at their own size

@@ -22,7 +22,7 @@ from torch import nn
 
 import wfilter
 from wfilter import bench
-from wfilter.model import has_compiler
+from wfilter.core.model import has_compiler
 
 RESULTS = Path(__file__).parent / "results"
 # Input sizes that two CPU cores can time: the ratio, not the size, is the result.

@@ -34,7 +34,7 @@ import wfilter
 from originals import commit
 from recipe_options import add_set, changed
 from wfilter import data, explain, metrics, zoo
-from wfilter.bench import environment
+from wfilter.evaluation.bench import environment
 
 RESULTS = Path(__file__).parent / "results"
 TESTED = ("k0", "k2")  # settings were chosen on k1, all but the margin

@@ -36,9 +36,9 @@ from originals import commit, stem_name
 from paper_runs import RESULTS, read_lines
 from recipe_options import add_set, changed
 from wfilter import data, zoo
-from wfilter.bench import environment
-from wfilter.pairs import Pairs
-from wfilter.recipes import Recipe
+from wfilter.evaluation.bench import environment
+from wfilter.untraining.pairs import Pairs
+from wfilter.untraining.recipes import Recipe
 
 ALL = "all"
 
@@ -139,7 +139,7 @@ def only_row(row: int) -> Iterator[None]:
     def pairs(recipe: Recipe, labels: Tensor, classes: int, generator: torch.Generator) -> Pairs:
         return Pairs(torch.arange(len(labels)), torch.full_like(labels, row), labels == row)
 
-    with mock.patch.object(sys.modules["wfilter.untrain"], "make_pairs", pairs):
+    with mock.patch.object(sys.modules["wfilter.untraining.loop"], "make_pairs", pairs):
         yield
 
 

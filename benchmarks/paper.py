@@ -50,11 +50,11 @@ from paper_runs import RESULTS, key_of, read_latest, read_lines, read_runs
 from paper_tables import table1, table2, with_tables
 from recipe_options import add_set, changed
 from wfilter import baselines, data, zoo
-from wfilter.bench import environment
-from wfilter.checkpoint import fingerprint
-from wfilter.columns import Budget
-from wfilter.evaluate import make_bench, report_on
-from wfilter.subjects import Subject
+from wfilter.evaluation.bench import environment
+from wfilter.evaluation.columns import Budget
+from wfilter.evaluation.method import Subject
+from wfilter.evaluation.run import make_bench, report_on
+from wfilter.files.checkpoint import fingerprint
 
 README = Path(__file__).parents[1] / "README.md"
 TIMM = {

@@ -11,7 +11,7 @@ from typing import Any
 import wfilter
 from paper_numbers import FILTERED
 from wfilter.metrics.relearn import CAP
-from wfilter.recipes import PAPER as PAPER_RECIPE
+from wfilter.untraining.recipes import PAPER as PAPER_RECIPE
 
 RESULTS = Path(__file__).parent / "results"
 RELEARN = "relearn weights"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from wfilter import Recipe
-from wfilter.settings import make_recipe, parse_changes
+from wfilter.cli.settings import make_recipe, parse_changes
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

@@ -27,8 +27,8 @@ from registry_models import (
     calibrated,
     randomise,
 )
-from wfilter.oracle import one_at_a_time
-from wfilter.targets import select_targets
+from wfilter.core.oracle import one_at_a_time
+from wfilter.core.targets import select_targets
 
 # What the samples forget: as sets and as labels; both begin with "class 3" and "nothing".
 SETS = torch.zeros(SAMPLES, CLASSES, dtype=torch.bool)

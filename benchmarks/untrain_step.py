@@ -23,7 +23,7 @@ from torch import nn
 
 import wfilter
 from wfilter import bench
-from wfilter.optimisers import RowAdam
+from wfilter.untraining.optimiser import RowAdam
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -57,7 +57,7 @@ def untrain_step(wf: wfilter.FilteredModel, images: torch.Tensor, forget: torch.
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
-        wfilter.losses.distillation(wf(images, forget), base, forget).backward()
+        wfilter.untraining.losses.distillation(wf(images, forget), base, forget).backward()
         optimiser.step()
 
     return step
@@ -73,7 +73,7 @@ def base_step(model: nn.Module, images: torch.Tensor) -> Callable[[], None]:
 
     def step() -> None:
         inputs.grad = None
-        wfilter.losses.distillation(model(inputs), base, nothing).backward()
+        wfilter.untraining.losses.distillation(model(inputs), base, nothing).backward()
 
     return step
 

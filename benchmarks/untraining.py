@@ -34,7 +34,7 @@ import wfilter
 from originals import commit
 from recipe_options import add_set, changed
 from wfilter import data, zoo
-from wfilter.checkpoint import fingerprint
+from wfilter.files.checkpoint import fingerprint
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = (1, 2, 3, 5)

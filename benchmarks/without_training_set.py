@@ -39,7 +39,7 @@ import wfilter
 from originals import commit
 from recipe_options import add_set, changed
 from wfilter import data, zoo
-from wfilter.bench import environment
+from wfilter.evaluation.bench import environment
 
 ARMS = ("train", "held-out", "other", "synthetic")
 # What stands in for the training images, and the empty frame it is put in: MNIST's digits are 20

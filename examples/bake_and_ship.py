@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import wfilter
 from wfilter import zoo
-from wfilter.demo import example_problem
+from wfilter.cli.demo import example_problem
 
 model, train, test = example_problem(__doc__)
 images, labels = train.batch(torch.arange(min(len(train), 5000)))

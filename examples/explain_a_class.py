@@ -11,7 +11,7 @@ import torch
 
 import wfilter
 from wfilter import explain
-from wfilter.demo import example_problem
+from wfilter.cli.demo import example_problem
 
 DIGIT = 3
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 import wfilter
-from wfilter.demo import example_problem
+from wfilter.cli.demo import example_problem
 
 FORBIDDEN = {"museum": {1, 7}, "bank": {0, 8, 9}, "school": set()}
 

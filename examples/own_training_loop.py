@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import wfilter
-from wfilter.demo import example_problem
+from wfilter.cli.demo import example_problem
 
 model, train, test = example_problem(__doc__)
 images, labels = train.batch(torch.arange(min(len(train), 5000)))

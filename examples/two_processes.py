@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import wfilter
-from wfilter.demo import example_problem
+from wfilter.cli.demo import example_problem
 
 if "WORLD_SIZE" in os.environ:
     dist.init_process_group("gloo")

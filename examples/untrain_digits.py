@@ -10,7 +10,7 @@ About ten seconds on one core for the digits.
 import torch
 
 import wfilter
-from wfilter.demo import example_problem
+from wfilter.cli.demo import example_problem
 
 model, train, test = example_problem(__doc__)
 images, labels = train.batch(torch.arange(min(len(train), 5000)))

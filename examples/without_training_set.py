@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torchvision.transforms import v2
 
 import wfilter
-from wfilter.demo import example_problem
+from wfilter.cli.demo import example_problem
 
 SEED, CROPS, SYNTHETIC, STEPS = 0, 4000, 200, 100
 

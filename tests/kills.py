@@ -11,9 +11,10 @@ from pathlib import Path
 
 def kill_in_a_new_process(module: str, function: str, folder: Path, kills: int = 20) -> None:
     """``kill_often`` on ``module.function`` in a process of its own, since threads do not fork."""
-    tests = str(Path(__file__).parent)
+    here = Path(__file__).parent
+    folders = [str(here), *(str(file.parent) for file in here.rglob(f"{module}.py"))]
     call = f"kills.kill_often({module}.{function}, {str(folder)!r}, {kills})"
-    script = f"import sys; sys.path.insert(0, {tests!r}); import kills, {module}; {call}"
+    script = f"import sys; sys.path[:0] = {folders!r}; import kills, {module}; {call}"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=900)
 
 

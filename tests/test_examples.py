@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from wfilter import demo, rules
+from wfilter.cli import demo
+from wfilter.core import rules
 
 FOLDER = Path(__file__).parent.parent / "examples"
 FAST = ("wrap_any_model", "own_training_loop", "own_layer", "bake_and_ship")

@@ -1,29 +1,32 @@
 """Per-class weight filters for image classifiers.
 
-`wfilter.explain`, `plots`, `page`, `baselines`, `metrics`, `data` and `zoo` are read on first use,
-so that importing wfilter stays light.
+Every name is read on first use, so that importing wfilter itself costs next to nothing.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
-
-from wfilter.checkpoint import load
-from wfilter.columns import Budget
-from wfilter.evaluate import compare, evaluate
-from wfilter.export import export
-from wfilter.model import FilteredModel
-from wfilter.reading import InMemory
-from wfilter.recipes import RECIPES, Recipe
-from wfilter.report import Report
-from wfilter.rules import register
-from wfilter.surgery import apply_weight_filtering, find_targets, remove_weight_filtering
-from wfilter.untrain import untrain
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wfilter import baselines, bench, data, explain, metrics, page, plots, zoo  # noqa: F401
+    from wfilter import baselines, data, explain, metrics, page, plots
+    from wfilter.core.attach import (
+        apply_weight_filtering,
+        find_targets,
+        remove_weight_filtering,
+    )
+    from wfilter.core.model import FilteredModel
+    from wfilter.core.rules import register
+    from wfilter.data import zoo
+    from wfilter.data.batches import InMemory
+    from wfilter.evaluation import bench
+    from wfilter.evaluation.columns import Budget
+    from wfilter.evaluation.report import Report
+    from wfilter.evaluation.run import compare, evaluate
+    from wfilter.files.checkpoint import load
+    from wfilter.files.export import export
+    from wfilter.untraining.loop import untrain
+    from wfilter.untraining.recipes import RECIPES, Recipe
 
 __version__ = "0.1.0"
 
@@ -35,25 +38,65 @@ __all__ = [
     "Recipe",
     "Report",
     "apply_weight_filtering",
+    "baselines",
+    "bench",
     "compare",
+    "data",
     "evaluate",
+    "explain",
     "export",
     "find_targets",
     "load",
+    "metrics",
+    "page",
+    "plots",
     "register",
     "remove_weight_filtering",
     "untrain",
+    "zoo",
 ]
 
-_ON_FIRST_USE = ("baselines", "bench", "data", "explain", "metrics", "page", "plots", "zoo")
+# Public name -> the module that defines it; a module itself where the two end alike.
+_HOMES = {
+    "RECIPES": "untraining.recipes",
+    "Budget": "evaluation.columns",
+    "FilteredModel": "core.model",
+    "InMemory": "data.batches",
+    "Recipe": "untraining.recipes",
+    "Report": "evaluation.report",
+    "apply_weight_filtering": "core.attach",
+    "compare": "evaluation.run",
+    "evaluate": "evaluation.run",
+    "export": "files.export",
+    "find_targets": "core.attach",
+    "load": "files.checkpoint",
+    "register": "core.rules",
+    "remove_weight_filtering": "core.attach",
+    "untrain": "untraining.loop",
+}
+_MODULES = {
+    "baselines": "baselines",
+    "bench": "evaluation.bench",
+    "data": "data",
+    "explain": "explain",
+    "metrics": "metrics",
+    "page": "page",
+    "plots": "plots",
+    "zoo": "data.zoo",
+}
 
 
-def __getattr__(name: str) -> ModuleType:
-    """A submodule, without an import of its own."""
-    if name in _ON_FIRST_USE:
-        return importlib.import_module(f"wfilter.{name}")
-    raise AttributeError(f"module 'wfilter' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first asked for."""
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"wfilter.{_MODULES[name]}")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(f"wfilter.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'wfilter' has no attribute {name!r}")
+    globals()[name] = value  # from now on an ordinary attribute
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_FIRST_USE})
+    return sorted({*globals(), *__all__})

@@ -29,7 +29,7 @@ from wfilter.baselines.retrained import retrained
 from wfilter.baselines.salun import salun
 from wfilter.baselines.scrub import scrub
 from wfilter.baselines.ssd import ssd
-from wfilter.metrics.running import Batches
+from wfilter.data.running import Batches
 
 METHODS: Mapping[str, Callable[..., nn.Module]] = {
     "original": original,

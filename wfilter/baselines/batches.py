@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wfilter.metrics.inputs import unpack
-from wfilter.metrics.running import Batches, collect_logits, device_of
+from wfilter.data.checks import unpack
+from wfilter.data.running import Batches, collect_logits, device_of
 
 
 @dataclass(frozen=True)

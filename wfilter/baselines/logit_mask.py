@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.baselines.batches import Task
-from wfilter.metrics.running import Batches
+from wfilter.data.running import Batches
 
 
 class Mask(nn.Module):

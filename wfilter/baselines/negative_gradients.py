@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.finetune import finetune, repeat, sgd
+from wfilter.data.running import Batches, seeded
 from wfilter.metrics.accuracy import accuracy
-from wfilter.metrics.running import Batches, seeded
 
 
 def negative_gradients(

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.logit_mask import Mask
+from wfilter.data.running import Batches
 from wfilter.metrics.probe import find_head
-from wfilter.metrics.running import Batches
 
 
 class Projection(nn.Module):

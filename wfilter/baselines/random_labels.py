@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.finetune import finetune, repeat, sgd
-from wfilter.metrics.running import Batches, seeded
+from wfilter.data.running import Batches, seeded
 
 
 def random_labels(

@@ -7,8 +7,8 @@ from torch import nn
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.finetune import cross_entropy, finetune, repeat, sgd
+from wfilter.data.running import Batches, seeded
 from wfilter.metrics.reinit import fresh_copy
-from wfilter.metrics.running import Batches, seeded
 
 
 def retrained(

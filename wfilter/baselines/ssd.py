@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wfilter.baselines.batches import Task
-from wfilter.metrics.running import Batches, seeded
+from wfilter.data.running import Batches, seeded
 
 
 def ssd(

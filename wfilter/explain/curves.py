@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from wfilter import metrics
+from wfilter.core.gates import HARD, slices
+from wfilter.core.model import FilteredModel
+from wfilter.data.running import evaluating
 from wfilter.explain.layers import find_layer, ranking, row_of
 from wfilter.explain.units import live_layers
-from wfilter.gates import HARD, slices
 from wfilter.metrics import Curve
-from wfilter.metrics.running import evaluating
-from wfilter.model import FilteredModel
 
 
 @dataclass(frozen=True)

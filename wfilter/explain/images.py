@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.model import FilteredModel
+from wfilter.core.targets import CONVOLUTIONS, Target
+from wfilter.data.running import evaluating
 from wfilter.explain.layers import find_layer, row_of, targets_by_name
-from wfilter.metrics.running import evaluating
-from wfilter.model import FilteredModel
-from wfilter.targets import CONVOLUTIONS, Target
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wfilter.gates import class_index
-from wfilter.model import FilteredModel
-from wfilter.targets import Target
+from wfilter.core.gates import class_index
+from wfilter.core.model import FilteredModel
+from wfilter.core.targets import Target
 
 CLOSED = 0.5  # a gate below this counts as closed
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from wfilter import metrics
+from wfilter.core.gates import slices
+from wfilter.core.model import FilteredModel
 from wfilter.explain.layers import all_gates, find_layer
-from wfilter.gates import slices
-from wfilter.model import FilteredModel
 
 
 def similarity(wf: FilteredModel, layer: str | None = None) -> Tensor:

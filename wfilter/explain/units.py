@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.gates import slices
+from wfilter.core.model import FilteredModel
+from wfilter.core.targets import Target
 from wfilter.explain.layers import CLOSED, all_gates, find_layer, ranking, row_of
 from wfilter.explain.similarity import class_order, similarity
-from wfilter.gates import slices
-from wfilter.model import FilteredModel
-from wfilter.targets import Target
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def head_usage(wf: FilteredModel) -> dict[str, Tensor]:
 
     Example:
         >>> import wfilter
-        >>> from wfilter import zoo
+        >>> from wfilter.data import zoo
         >>> wf = wfilter.apply_weight_filtering(zoo.create("vit-digits"))
         >>> head_usage(wf)["blocks.0.attn.qkv.weight"].shape
         torch.Size([10, 3, 4])

@@ -10,6 +10,7 @@ Example:
     0.0
 """
 
+from wfilter.data.running import collect_logits, select_class
 from wfilter.metrics.accuracy import (
     RowScores,
     accuracy,
@@ -50,7 +51,6 @@ from wfilter.metrics.relearn import (
     relearn_summary,
     relearn_time,
 )
-from wfilter.metrics.running import collect_logits, select_class
 from wfilter.metrics.zrf import js_divergence, reference_logits, zrf
 
 __all__ = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wfilter.metrics.inputs import as_predictions, check_labels
+from wfilter.data.checks import as_predictions, check_labels
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from wfilter.metrics.inputs import check_logits
+from wfilter.data.checks import check_logits
 
 
 @dataclass(frozen=True)

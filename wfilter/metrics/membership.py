@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wfilter.metrics.inputs import check_labels, check_logits
+from wfilter.data.checks import check_labels, check_logits
 
 
 def confidence_attack(

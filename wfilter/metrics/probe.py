@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from wfilter.data.checks import check_labels, unpack
+from wfilter.data.running import Batches, Forward, device_of, evaluating
 from wfilter.metrics.accuracy import confusion
-from wfilter.metrics.inputs import check_labels, unpack
-from wfilter.metrics.running import Batches, Forward, device_of, evaluating
 
 
 @dataclass(frozen=True)

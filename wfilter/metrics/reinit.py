@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from wfilter.metrics.running import seeded
+from wfilter.data.running import seeded
 
 
 def fresh_copy(

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from wfilter.metrics.accuracy import accuracy, set_accuracies
-from wfilter.metrics.inputs import unpack
-from wfilter.metrics.running import (
+from wfilter.data.checks import unpack
+from wfilter.data.running import (
     Batches,
     Forward,
     collect_logits,
@@ -20,6 +19,7 @@ from wfilter.metrics.running import (
     seeded,
     select_class,
 )
+from wfilter.metrics.accuracy import accuracy, set_accuracies
 
 CAP = 100
 """The paper's largest number of epochs; a class not relearned by then counts as a failure."""

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from wfilter.metrics.inputs import check_logits
+from wfilter.data.checks import check_logits
 
 FLOOR = 1 - math.log(2)
 """The lowest possible ZRF with true JS: two distributions with no class in common."""

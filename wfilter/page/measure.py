@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from wfilter import explain, metrics
-from wfilter.data import ImageSet
+from wfilter.core.model import FilteredModel
+from wfilter.data.checks import unpack
+from wfilter.data.images import ImageSet
+from wfilter.data.running import evaluating
 from wfilter.explain import ClassCurves
-from wfilter.metrics.inputs import unpack
-from wfilter.metrics.running import evaluating
-from wfilter.model import FilteredModel
 
 ALL_ROWS = 20  # with more classes than this, a retain image is tried under a few other rows only
 FEW_ROWS = 4

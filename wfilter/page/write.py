@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from wfilter import explain, plots
-from wfilter.data import ImageSet
+from wfilter.core.gates import class_index, slices
+from wfilter.core.model import FilteredModel
+from wfilter.data.images import ImageSet
 from wfilter.explain.layers import all_gates
-from wfilter.gates import class_index, slices
-from wfilter.history import History
-from wfilter.model import FilteredModel
 from wfilter.page import html
 from wfilter.page.measure import Measured, Sample, measure, take_sample
+from wfilter.untraining.history import History
 
 OVERVIEW = 100  # classes drawn in the pictures of all classes
 PANELS = 20  # classes with a panel of their own, unless the caller names them

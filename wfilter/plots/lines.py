@@ -10,7 +10,7 @@ from wfilter.explain import ClassCurves, mean_curve
 from wfilter.plots.figure import BLUE, GREY, ORANGE, PALETTE, WIDTH, drawing
 
 if TYPE_CHECKING:
-    from wfilter.history import History
+    from wfilter.untraining.history import History
 
 
 def history_plot(history: History, path: str | Path) -> Path:
@@ -18,7 +18,7 @@ def history_plot(history: History, path: str | Path) -> Path:
 
     Example:
         >>> import tempfile
-        >>> from wfilter.history import History, Record
+        >>> from wfilter.untraining.history import History, Record
         >>> records = [Record(i, 0, 0.0, 1 / i, 0.9, 0.1, 0.05) for i in (1, 2, 3)]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     history_plot(History({"name": "distill"}, 0, records), f"{folder}/a.png").name

@@ -1,0 +1,143 @@
+"""What a baked model still holds: nothing of weights under closed gates, nothing of other rows."""
+
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import wfilter
+from helpers import CLASSES, images
+from wfilter.cli import jobs
+from wfilter.core.gates import HARD
+
+FORGET = 2
+
+
+def network():
+    """Weights that are all different, so that each can be searched for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, CLASSES)
+    )
+    return model.eval()
+
+
+@pytest.fixture
+def wf():
+    """Exact gates: each row closes half of the units, each another half."""
+    made = wfilter.apply_weight_filtering(
+        network(), targets=["0.*", "4.*"], example_input=images(1, 1, 8, 8, dtype=torch.float32)
+    )
+    generator = torch.Generator().manual_seed(1)
+    closed = torch.rand(made.alphas.shape, generator=generator) < 0.5
+    with torch.no_grad():
+        made.alphas.copy_(torch.where(closed, -HARD, HARD))
+    return made
+
+
+def split(wf, forget=FORGET):
+    """Weights of the base model under closed and under open gates, as lists of numbers."""
+    gone, kept = [], []
+    base = dict(wf.base.named_parameters())
+    for target in wf.targets:
+        gate = target.spread(wf.gates(forget)[target.name].detach()).expand(target.shape)
+        gone += base[target.name].detach()[gate == 0].tolist()
+        kept += base[target.name].detach()[gate == 1].tolist()
+    return gone, kept
+
+
+def found(numbers, content: bytes) -> int:
+    """How many numbers occur in a file, as float32, float64, their negatives, or as text."""
+    return sum(any(form in content for form in forms(number)) for number in numbers)
+
+
+def forms(number: float):
+    for value in (number, -number):
+        yield struct.pack("<f", value)
+        yield struct.pack("<d", value)
+        yield repr(value)[:8].encode()
+
+
+@pytest.fixture(params=["torch.save", "safetensors", "wfilter bake"])
+def content(request, wf, tmp_path) -> bytes:
+    """The bytes of a baked model's file, written in one of three ways."""
+    path = tmp_path / "baked.safetensors"
+    if request.param == "wfilter bake":
+        jobs.bake(wf, {FORGET}, path)
+    elif request.param == "safetensors":
+        save_file(wf.bake(FORGET).state_dict(), path)
+    else:
+        torch.save(wf.bake(FORGET), path)
+    return path.read_bytes()
+
+
+def test_weights_under_closed_gates_are_in_no_byte_of_the_file(wf, content):
+    gone, kept = split(wf)
+    assert len(gone) > 100
+    assert found(kept, content) == len(kept)  # the search does find what is there
+    assert found(gone, content) == 0
+
+
+def test_the_file_holds_no_alphas_no_names_and_no_word_of_wfilter(wf, content):
+    assert struct.pack("<f", HARD) not in content
+    assert struct.pack("<f", -HARD) not in content
+    for word in (b"wfilter", b"alpha", b"parametriz", b"_weight_filtering"):
+        assert word not in content
+
+
+def test_the_file_is_the_same_whatever_the_other_rows_were(wf, tmp_path):
+    files = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        others = [row for row in range(CLASSES) if row != FORGET]
+        with torch.no_grad():
+            wf.alphas[others] = torch.randn(len(others), wf.alphas.shape[1])
+        jobs.bake(wf, {FORGET}, tmp_path / f"{seed}.safetensors")
+        files.append((tmp_path / f"{seed}.safetensors").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_the_file_is_the_same_whatever_the_weights_under_closed_gates_were(wf, tmp_path):
+    jobs.bake(wf, {FORGET}, tmp_path / "a.safetensors")
+    with torch.no_grad():
+        for target in wf.targets:
+            weight = dict(wf.base.named_parameters())[target.name]
+            gate = target.spread(wf.gates(FORGET)[target.name].detach()).expand(target.shape)
+            weight[gate == 0] = torch.randn(int((gate == 0).sum()))
+    jobs.bake(wf, {FORGET}, tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("forget", [FORGET, {0, FORGET}, {0, 1, 2, 3}])
+def test_closed_is_exactly_zero_and_open_bit_for_bit_the_base_model(wf, forget):
+    baked, base = wf.bake(forget).state_dict(), wf.base.state_dict()
+    for target in wf.targets:
+        gate = target.spread(wf.gates(forget)[target.name].detach()).expand(target.shape)
+        assert ((gate == 0) | (gate == 1)).all()
+        assert (baked[target.name][gate == 0] == 0).all()
+        assert torch.equal(baked[target.name][gate == 1], base[target.name][gate == 1])
+
+
+def test_zeros_carry_no_sign_of_what_they_were(wf, tmp_path):
+    jobs.bake(wf, {FORGET}, tmp_path / "a.safetensors")
+    for name, tensor in load_file(tmp_path / "a.safetensors").items():
+        assert not torch.signbit(tensor[tensor == 0]).any(), name
+
+
+def test_gates_that_are_not_exact_leave_a_trace_and_snapping_removes_it(wf):
+    with torch.no_grad():
+        wf.alphas.copy_(wf.alphas.sign() * 6)
+    base = wf.base[0].weight
+    soft, snapped = wf.bake(FORGET), wf.bake(FORGET, snap=0.01)
+    closed = wf.gates(FORGET)["0.weight"] < 0.5
+    assert (soft[0].weight[closed] != 0).all()  # who has the gates can divide them back
+    assert (snapped[0].weight[closed] == 0).all()
+    assert torch.equal(snapped[0].weight[~closed], base[~closed])
+
+
+def test_the_filters_file_holds_no_base_weights(wf, tmp_path):
+    content = wf.save(tmp_path / "filters.safetensors").read_bytes()
+    gone, kept = split(wf)
+    assert found(gone + kept, content) == 0

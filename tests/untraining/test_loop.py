@@ -1,0 +1,550 @@
+import copy
+import dataclasses
+import json
+import os
+import time
+from functools import cache
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from safetensors import safe_open
+from torch import nn
+
+import digits
+import wfilter
+from helpers import linear, samples
+from kills import kill_in_a_new_process
+from wfilter import data
+from wfilter.data.batches import InMemory, split_batch
+from wfilter.metrics import penultimate_features
+from wfilter.untraining import losses
+from wfilter.untraining.loop import Run, untrain
+from wfilter.untraining.pairs import Pairs
+from wfilter.untraining.recipes import DISTILL, DISTILL_SOFT, PAPER
+from wfilter.untraining.state import Keeper
+
+QUICK = dataclasses.replace(DISTILL, depth=1.0, expansion=2)
+DEEP = dataclasses.replace(DISTILL_SOFT, name="deep", pairs="row", lambda_deep=5.0)
+
+
+def run(wf=None, **options):
+    wf = wf or linear()
+    options = {"recipe": QUICK, "steps": 6, **options}
+    data = options.pop("data", InMemory(*samples(), batch_size=8))
+    return wf, untrain(wf, data, **options)
+
+
+def test_untraining_forgets_all_digits_in_one_round_and_keeps_the_others():
+    (train, test) = digits.data()
+    wf = wfilter.apply_weight_filtering(copy.deepcopy(digits.trained_cnn()))
+    images, labels = test
+    with torch.no_grad():
+        original = (wf(images).argmax(1) == labels).float().mean()
+        untrain(wf, InMemory(*train, batch_size=64), recipe=DISTILL_SOFT, steps=120)
+        own = wf(images, labels).argmax(1) == labels
+        other = wf(images, (labels + 1 + torch.arange(len(labels)) % 9) % 10).argmax(1) == labels
+    assert own.float().mean() < 0.1
+    assert other.float().mean() > original - 0.12
+
+
+def test_the_base_model_stays_bit_identical():
+    wf = linear()
+    before = {k: v.clone() for k, v in wf.base.state_dict().items()}
+    run(wf)
+    assert all(torch.equal(v, before[k]) for k, v in wf.base.state_dict().items())
+
+
+def test_hard_gates_end_exactly_open_or_closed():
+    wf, _ = run(steps=20)
+    gates = torch.sigmoid(wf.alphas)
+    assert ((gates == 0) | (gates == 1)).all()
+    assert (gates == 0).any()
+    assert not wf.hard
+
+
+@pytest.mark.parametrize("recipe", [QUICK, PAPER, DISTILL_SOFT], ids=lambda r: r.name)
+def test_one_seed_gives_one_result(recipe):
+    alphas = [run(recipe=recipe, seed=s, steps=20)[0].alphas.detach() for s in (5, 5, 6)]
+    assert torch.equal(alphas[0], alphas[1])
+    assert not torch.equal(alphas[0], alphas[2])
+
+
+def test_shallow_targets_are_pinned_open_by_depth():
+    wf = wfilter.apply_weight_filtering(
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), targets="*"
+    )
+    run(wf, recipe=dataclasses.replace(QUICK, depth=0.5))
+    assert (wf.gates({0, 1})["0.weight"] == 1).all()
+
+
+def test_replicas_share_the_prefix_and_equal_plain_repetition():
+    torch.manual_seed(0)
+    wf = wfilter.apply_weight_filtering(copy.deepcopy(digits.trained_cnn()))
+    names = [target.name for target in wf.targets]
+    wf.pin_open(names[:2])
+    with torch.no_grad():
+        for name in names[2:]:
+            wf.alpha[name].normal_()
+    images, sets = torch.rand(3, 1, 8, 8), torch.rand(12, 10) < 0.3
+    torch.testing.assert_close(
+        wf.replicated(images, sets), wf(images.repeat_interleave(4, 0), sets)
+    )
+
+
+class Shortcut(nn.Module):
+    """Joins what comes before the second layer to what comes after, or counts its samples early."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.Linear(6, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(16 if kind == "joined" else 8, 4)
+
+    def forward(self, x):
+        batch, early = len(x), self.first(x).tanh()
+        late = self.second(early).tanh()
+        if self.kind == "joined":
+            late = torch.cat([early, late], 1)
+        if self.kind == "added":
+            late = early + late
+        if self.kind == "counted":
+            late = late.reshape(batch, -1, 8).mean(1)
+        return self.head(late)
+
+
+@pytest.mark.parametrize("pins", ["first.", "first. second. head."])
+@pytest.mark.parametrize("kind", ["plain", "joined", "added", "counted"])
+def test_replicas_are_run_apart_where_the_model_cannot_share(kind, pins):
+    torch.manual_seed(0)
+    wf = wfilter.apply_weight_filtering(Shortcut(kind), targets="*")  # all rows equal, as at first
+    wf.pin_open([t.name for t in wf.targets if t.name.startswith(tuple(pins.split()))])
+    images, labels = torch.rand(3, 6), torch.arange(12) % 5 - 1
+    for _ in range(2):
+        torch.testing.assert_close(
+            wf.replicated(images, labels), wf(images.repeat_interleave(4, 0), labels)
+        )
+        with torch.no_grad():
+            for name in {t.name for t in wf.targets} - {wf.targets[i].name for i in wf._pinned}:
+                wf.alpha[name].normal_()
+    assert wf._shares is (kind == "plain" and pins == "first.")
+
+
+def test_alphas_that_change_under_a_pin_are_refused():
+    wf = wfilter.apply_weight_filtering(nn.Linear(6, 4), targets="*")
+    images, state = torch.rand(2, 6), wf.state_dict()
+    state = {name: value.clone() for name, value in state.items()}
+    wf.pin_open(["weight"])
+    wf(images, forget=1)
+    wf.load_state_dict(state)
+    for act in (lambda: wf(images, forget=1), lambda: wf.replicated(images, torch.arange(4))):
+        with pytest.raises(RuntimeError, match=r"weight is pinned open.* wf\.pin_open\(\[\]\)"):
+            act()
+    wf.pin_open([])
+    wf(images, forget=1)
+
+
+@pytest.mark.parametrize("recipe", [QUICK, PAPER, DEEP], ids=lambda r: r.name)
+@pytest.mark.parametrize("loader", [False, True])
+def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, recipe, loader):
+    batches = list(zip(samples()[0].split(8), samples()[1].split(8)))
+
+    class Stopping:
+        """Batches that end in Ctrl-C the first time through."""
+
+        def __init__(self, after):
+            self.after = after
+
+        def __len__(self):
+            return len(batches)
+
+        def __iter__(self):
+            for batch in batches:
+                self.after -= 1
+                if self.after < 0:
+                    raise KeyboardInterrupt
+                yield batch
+
+    whole, _ = run(linear(width=7), recipe=recipe, data=batches, steps=10)
+    part = linear(width=7)
+    file = tmp_path / "run.safetensors"
+    history = untrain(part, Stopping(6), recipe=recipe, steps=10, checkpoint=file)
+    assert history.stopped == "interrupted at step 6"
+    resumed = linear(width=7)
+    history = untrain(resumed, batches, recipe=recipe, steps=10, checkpoint=file, resume=True)
+    assert torch.equal(resumed.alphas, whole.alphas)
+    assert [r.step for r in history.records] == list(range(1, 11))
+
+
+def test_the_librarys_own_batches_resume_to_the_same_alphas(tmp_path):
+    pixels = (samples()[0].view(-1, 1, 2, 3) * 50 + 128).byte()
+    facts = data.ImageSet("points", pixels, samples()[1], tuple("abcd"))
+    batches = lambda: data.batches(facts, 8, shuffle=True, seed=0)  # noqa: E731
+    flat = lambda: wfilter.apply_weight_filtering(  # noqa: E731
+        nn.Sequential(nn.Flatten(), wfilter.remove_weight_filtering(linear())),
+        targets="1.0.*",
+        example_input=torch.zeros(1, 1, 2, 3),
+    )
+    whole, file = flat(), tmp_path / "run.safetensors"
+    untrain(whole, batches(), recipe=QUICK, steps=10)
+    part = flat()
+    stop = Run._step
+
+    def stopping(self, batch):
+        if self.step == 6:
+            raise KeyboardInterrupt
+        return stop(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "_step", stopping)
+        untrain(part, batches(), recipe=QUICK, steps=10, checkpoint=file)
+    resumed = flat()
+    untrain(resumed, batches(), recipe=QUICK, steps=10, checkpoint=file, resume=True)
+    assert torch.equal(resumed.alphas, whole.alphas)
+
+
+def test_a_checkpoint_of_another_length_is_refused(tmp_path):
+    file = tmp_path / "run.safetensors"
+    run(checkpoint=file, checkpoint_every=2, steps=4)
+    with pytest.raises(ValueError, match="belongs to a run of 4 steps"):
+        run(checkpoint=file, resume=True, steps=8)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    file = tmp_path / "run.safetensors"
+    run(checkpoint=file, checkpoint_every=2)
+    with pytest.raises(ValueError, match="belongs to another run: recipe or seed differ"):
+        run(checkpoint=file, resume=True, seed=1)
+    file.write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="is not a checkpoint of untrain"):
+        run(checkpoint=file, resume=True)
+
+
+class Slow(InMemory):
+    """Takes its time between batches, so that a kill can fall anywhere."""
+
+    def order(self, seed, epoch):
+        for index in super().order(seed, epoch):
+            time.sleep(0.02)
+            yield index
+
+
+LONG = 600
+
+
+def resume_slowly(folder):
+    """A run that goes on where its checkpoint is, in a process that is going to be killed.
+
+    When it starts it notes from which step; ready to be killed it is once a step is stored.
+    """
+    file, store = folder / "run.safetensors", Keeper.store
+    if file.exists():
+        with safe_open(file, framework="pt") as opened, (folder / "steps").open("a") as steps:
+            print(json.loads(opened.metadata()["untrain"])["step"], file=steps)
+
+    def store_and_say(keeper, run):
+        store(keeper, run)
+        (folder / "ready").touch()
+
+    Keeper.store = store_and_say
+    run(data=Slow(*samples(), 8), steps=LONG, checkpoint=file, checkpoint_every=1, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_kill_minus_nine_at_twenty_random_moments_then_resume_gives_the_same_alphas(tmp_path):
+    kill_in_a_new_process("test_loop", "resume_slowly", tmp_path)
+    steps = (tmp_path / "steps").read_text().split()
+    print("a run killed 20 times, resumed from steps", *steps)
+    assert len(set(steps)) == len(steps) >= 19  # every life came further than the one before
+    resumed, _ = run(steps=LONG, checkpoint=tmp_path / "run.safetensors", resume=True)
+    assert torch.equal(resumed.alphas, run(steps=LONG)[0].alphas)
+
+
+@pytest.mark.parametrize("at", range(3, 9))
+def test_ctrl_c_inside_a_step_loses_no_batch(tmp_path, at, monkeypatch):
+    """At every kind of place in a step: before, in and after the change of the alphas."""
+    file = tmp_path / "run.safetensors"
+    places = [(Run, "_rows"), (Run, "_logits"), (torch.optim.Adam, "step"), (Run, "_record")]
+    for owner, name in places:
+        file.unlink(missing_ok=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, interrupting(getattr(owner, name), at, name == "step"))
+            _, history = run(recipe=SOFT, steps=12, checkpoint=file, checkpoint_every=1)
+            assert history.stopped == f"interrupted at step {at - 1}"
+        resumed, _ = run(recipe=SOFT, steps=12, checkpoint=file, resume=True)
+        assert torch.equal(resumed.alphas, run(recipe=SOFT, steps=12)[0].alphas)
+
+
+SOFT = dataclasses.replace(DISTILL_SOFT, depth=1.0)
+
+
+def interrupting(function, at, after):
+    """The function; its call number ``at`` ends in Ctrl-C, before or after it was done."""
+    calls = []
+
+    def wrapped(*args, **options):
+        calls.append(1)
+        if len(calls) == at and not after:
+            raise KeyboardInterrupt
+        result = function(*args, **options)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return result
+
+    return wrapped
+
+
+def test_a_bad_loss_names_the_step_and_keeps_the_last_good_alphas():
+    images, labels = samples()
+    batches = [(images[:8], labels[:8]), (images[8:16] * float("nan"), labels[8:16])]
+    wf = linear()
+    good, _ = run(data=batches[:1], steps=1)
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 1 \(epoch 0, batch 1\)"):
+        untrain(wf, batches, recipe=dataclasses.replace(QUICK, schedule="constant"), steps=2)
+    soft = torch.where(wf.alphas > 0, 1.0, -1.0)
+    assert torch.equal(soft, torch.where(good.alphas > 0, 1.0, -1.0))
+    assert wf.alphas.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "train has no batches"),
+        ([(samples()[0], samples()[1] + 9)], r"label 12 is outside 0\.\.3|label \d+ is outside"),
+        ([("a", "b")], "a batch of type tuple is not understood"),
+    ],
+)
+def test_bad_data_is_refused(data, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        run(data=data)
+
+
+def test_the_paper_recipe_refuses_a_batch_of_one_and_images_without_labels():
+    images, labels = samples()
+    with pytest.raises(ValueError, match="a batch of 1 cannot be split"):
+        run(data=[(images[:1], labels[:1])], recipe=PAPER)
+    with pytest.raises(ValueError, match="the paper recipe needs labels"):
+        run(data=[images], recipe=PAPER)
+
+
+def test_one_class_is_refused():
+    wf = wfilter.apply_weight_filtering(nn.Linear(6, 1), targets="*")
+    with pytest.raises(ValueError, match="untraining needs at least 2 classes"):
+        run(wf, data=[(samples()[0], torch.zeros(32).long())])
+
+
+def test_a_cosine_schedule_needs_an_end():
+    with pytest.raises(ValueError, match="a cosine schedule has no end"):
+        untrain(linear(), iter([samples()]), recipe=QUICK, epochs=1)
+
+
+def test_without_labels_the_base_model_chooses_the_row():
+    images, _ = samples()
+    wf = linear()
+    with torch.no_grad():
+        answers = wf(images).argmax(1)
+    unlabelled, _ = run(data=[images], steps=2)
+    labelled, _ = run(data=[(images, answers)], steps=2)
+    assert torch.equal(unlabelled.alphas, labelled.alphas)
+
+
+def test_dicts_pairs_and_plain_images_are_batches():
+    images, labels = samples()
+    for batch in ({"image": images, "label": labels}, [images, labels], (images, labels, 3)):
+        assert split_batch(batch)[1] is labels
+    assert split_batch(images) == (images, None)
+
+
+def test_multi_label_rows_are_one_of_a_samples_labels():
+    images, _ = samples()
+    labels = torch.rand(32, 4, generator=torch.Generator().manual_seed(0)) < 0.4
+    labels[labels.sum(1) == 0, 0] = True
+    wf, history = run(data=InMemory(images, labels, 8), steps=8)
+    assert len(history.records) == 8
+    assert wf.alphas.isfinite().all()
+
+
+def test_early_stopping_restores_the_best_alphas():
+    images, labels = samples()
+    recipe = dataclasses.replace(PAPER, patience=2, evaluations=4)
+    _wf, history = run(data=InMemory(images, labels, 8), val=[(images, labels)], recipe=recipe,
+                      steps=None, epochs=30)  # fmt: skip
+    validations = [r.validation for r in history.records if r.validation is not None]
+    assert history.stopped == "no improvement in 2 validations"
+    assert len(validations) >= 3
+    assert min(validations) < validations[-1]
+
+
+def test_history_is_json():
+    _, history = run(steps=2)
+    facts = json.loads(history.to_json())
+    assert facts["recipe"]["name"] == "distill"
+    assert len(facts["records"]) == 2
+
+
+def test_many_classes_take_row_sparse_gradients():
+    wf = wfilter.apply_weight_filtering(nn.Linear(6, 300), targets="*")
+    images, labels = samples(classes=300)
+    before = wf.alphas.detach().clone()
+    run(wf, data=InMemory(images, labels, 8), recipe=dataclasses.replace(DISTILL_SOFT), steps=1)
+    assert wf.sparse
+    touched = (wf.alphas != before).any(1).sum()
+    assert 0 < touched <= 8 * DISTILL_SOFT.expansion
+
+
+def two_ranks(rank, port, recipe, classes, out):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    wf, _ = run(linear(classes), recipe=recipe, steps=4)
+    if rank == 0:
+        torch.save(wf.alphas.detach(), out)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "classes"),
+    [
+        pytest.param(PAPER, 4, id="paper"),
+        pytest.param(DISTILL_SOFT, 4, id="distill-soft"),
+        pytest.param(DISTILL_SOFT, 300, id="sparse gradients"),  # so many classes that they are
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_two_processes_give_the_result_of_one(tmp_path, recipe, classes):
+    recipe = dataclasses.replace(recipe, forget_share=1.0)  # equal numbers of pairs on both ranks
+    out, port = tmp_path / "alphas.pt", 20000 + os.getpid() % 20000
+    mp.spawn(two_ranks, (port, recipe, classes, str(out)), nprocs=2)
+    alone, _ = run(linear(classes), recipe=recipe, steps=4)
+    torch.testing.assert_close(torch.load(out), alone.alphas.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_untraining_inside_forgetting_is_refused():
+    wf = linear()
+    with wf.forgetting(1), pytest.raises(RuntimeError, match="untrain inside a forgetting block"):
+        run(wf)
+
+
+def test_time_is_recorded():
+    began = time.perf_counter()
+    _, history = run(steps=2)
+    assert 0 < history.seconds <= time.perf_counter() - began
+
+
+def test_train_that_is_no_iterable_is_refused():
+    wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
+    with pytest.raises(TypeError, match="train is of type int, not batches"):
+        wfilter.untrain(wf, 3)
+
+
+@pytest.mark.parametrize("recipe", [QUICK, PAPER], ids=lambda r: r.name)
+def test_resuming_a_finished_run_changes_nothing(recipe, tmp_path):
+    options = {"recipe": recipe, "steps": 6, "checkpoint": tmp_path / "a", "checkpoint_every": 3}
+    first, _ = run(**options)
+    again, history = run(**options, resume=True)
+    assert torch.equal(first.alphas, again.alphas)
+    assert len(history.records) == 6
+    assert history.stopped == "6 steps"
+
+
+@pytest.mark.parametrize(("blend", "kept"), [(0.5, 0), (0.0, 32)])
+def test_base_logits_are_kept_only_of_images_that_stay_the_same(blend, kept):
+    recipe = dataclasses.replace(QUICK, blend=blend)
+    step = Run(linear(), InMemory(*samples()), None, recipe, 0)
+    step.plan(None, 1, None, False, False)
+    step._step((*samples(), torch.arange(32)))
+    assert len(step.base_logits) == kept
+
+
+def test_accuracies_of_a_step_leave_blended_images_out():
+    step = Run(linear(), InMemory(*samples()), None, QUICK, 0)
+    rows = torch.tensor([0, 1, 2, 3])
+    pairs = Pairs(torch.arange(4), torch.zeros(4, 4), torch.tensor([False, False, True, True]))
+    logits = torch.eye(4)[[0, 3, 2, 0]]  # right, wrong, right, wrong
+    is_blended = torch.tensor([False, True, True, False])
+    record = step._record(torch.tensor(1.0), logits, pairs, rows, is_blended)
+    assert (record.retain_accuracy, record.forget_accuracy) == (1.0, 0.0)
+
+
+# ---- a term on the features -------------------------------------------------------------------
+
+
+def read_off(wf, images, labels):
+    """How well a ridge regression finds each class in the features under its own row."""
+    found = []
+    for row in range(wf.num_classes):
+        features = penultimate_features(wf.base, images, forward=lambda x, r=row: wf(x, r))
+        own = labels == row
+        found.append(float(losses.ridge_probe(features.detach(), own, (~own).float())))
+    return sum(found) / len(found)
+
+
+@cache
+def narrow():
+    """A network of 16 features that has learned the digits."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)]
+    model = nn.Sequential(nn.Flatten(), *layers, nn.ReLU(), nn.Linear(16, 10))
+    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
+    for images, labels in 15 * digits.batches(digits.data()[0], 128):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimiser.step()
+    return model
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_term_on_features_makes_the_class_harder_to_read_off_them(seed):
+    images, labels = digits.data()[0]
+    found = []
+    for weight in (0.0, 5.0):
+        wf = wfilter.apply_weight_filtering(copy.deepcopy(narrow()), targets=["1.*", "3.*", "5.*"])
+        recipe = dataclasses.replace(DEEP, lambda_deep=weight)
+        untrain(wf, InMemory(images, labels, 256), recipe=recipe, steps=200, seed=seed)
+        found.append(read_off(wf, images, labels))
+    assert found[1] < found[0] - 0.05  # about 0.70 and 0.78
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("options", [{}, {"granularity": "element"}], ids=["out", "element"])
+def test_a_term_on_features_works_for_any_gates_with_and_without_labels(options, labels):
+    wf = linear(**options)
+    before = wf.alphas.detach().clone()
+    data = InMemory(samples()[0], samples()[1] if labels else None, 32)
+    run(wf, data=data, recipe=DEEP, steps=8)
+    assert wf.alphas.isfinite().all()
+    assert (wf.alphas != before).any(1).sum() > 1
+
+
+def test_a_term_on_features_takes_dense_gradients_also_with_many_classes():
+    wf = linear(classes=300, width=4)
+    run(wf, data=InMemory(*samples(), 32), recipe=DEEP, steps=2)
+    assert not wf.sparse
+    assert wf.alphas.isfinite().all()
+
+
+def test_a_term_on_features_refuses_batches_with_as_few_images_as_features():
+    with pytest.raises(ValueError, match=r"16 features, .* batch of 16. Use larger batches"):
+        run(data=InMemory(*samples(), 16), recipe=DEEP)
+
+
+def test_a_last_smaller_batch_goes_without_the_term_on_features(monkeypatch):
+    sizes, plain = [], losses.ridge_probe
+    monkeypatch.setattr(losses, "ridge_probe", lambda f, *a: sizes.append(len(f)) or plain(f, *a))
+    run(data=InMemory(*samples(), 20), recipe=DEEP, steps=4)  # of 20, 12, 20 and 12
+    assert sizes == [20, 20]
+
+
+def test_a_term_on_features_refuses_images_of_several_labels():
+    data = InMemory(samples()[0], torch.ones(32, 4).bool(), 32)
+    with pytest.raises(ValueError, match="these images have several labels each"):
+        run(data=data, recipe=DEEP)
+
+
+@pytest.mark.parametrize("how", ["two processes", "compile", "compiled model"])
+def test_a_term_on_features_needs_one_eager_process(how):
+    wf = linear().compile(backend="eager") if how == "compiled model" else linear()
+    step = Run(wf, InMemory(*samples()), None, DEEP, 0)
+    step.world = 2 if how == "two processes" else 1
+    with pytest.raises(ValueError, match="Run one process without compile, or use lambda_deep=0"):
+        step.plan(None, 1, None, False, how == "compile")

@@ -1,0 +1,93 @@
+"""Which samples a step trains on, and what each of them is to forget."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from wfilter.untraining.pairs import blend, distill_pairs, paper_pairs, row_pairs
+from wfilter.untraining.recipes import DISTILL, DISTILL_SOFT, PAPER
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_paper_pairs_forget_the_first_half_and_retain_the_second_under_other_rows():
+    labels = torch.randint(0, 10, (16,), generator=generator())
+    pairs = paper_pairs(labels, 10, PAPER, generator(1))
+    assert pairs.own.sum() == 8
+    assert len(pairs.sample) == 8 + 3 * 8
+    assert torch.equal(pairs.forget[pairs.own], labels[:8])
+    retain = pairs.forget[~pairs.own]
+    assert (retain != labels[pairs.sample[~pairs.own]]).all()
+    assert all(len(set(rows.tolist())) == 3 for rows in retain.view(8, 3))
+
+
+def test_paper_pairs_repeat_rows_only_when_there_are_too_few_classes():
+    pairs = paper_pairs(torch.tensor([0, 1]), 2, PAPER, generator())
+    assert pairs.forget[~pairs.own].tolist() == [0, 0, 0]
+
+
+def test_distill_sets_hold_the_own_class_exactly_when_the_pair_says_so():
+    labels = torch.randint(0, 10, (64,), generator=generator())
+    pairs = distill_pairs(labels, 10, DISTILL, generator(2))
+    own = pairs.forget[torch.arange(len(pairs.sample)), labels[pairs.sample]]
+    assert torch.equal(own, pairs.own)
+    sizes = pairs.forget.sum(1)
+    assert sizes.min() == 1
+    assert sizes.max() == DISTILL.max_set
+
+
+def test_blended_images_keep_more_than_half_of_themselves():
+    pure = torch.eye(64)  # image i is a 1 at i: an image's content can be read off
+    images, chosen = blend(pure, 0.6, generator())
+    assert 20 < chosen.sum() < 58
+    assert torch.equal(images[~chosen], pure[~chosen])
+    own = images.diagonal()[chosen]
+    assert ((own >= 0.5) & (own < 1)).all()
+    assert torch.allclose(images.sum(1), torch.ones(64))
+
+
+def test_an_image_alone_is_not_blended_and_a_bad_one_spoils_no_other():
+    images, chosen = blend(torch.ones(1, 4), 1.0, generator())
+    assert not chosen.any()
+    images = torch.eye(64)
+    images[5] = torch.inf
+    blended, chosen = blend(images, 0.5, generator())
+    clean = ~chosen
+    clean[5] = False
+    assert torch.equal(blended[clean], images[clean])
+
+
+def test_whole_numbers_cannot_be_blended():
+    with pytest.raises(TypeError, match="Give floats"):
+        blend(torch.zeros(4, 3, dtype=torch.uint8), 0.5, generator())
+
+
+def test_distill_without_sets_gives_labels():
+    recipe = dataclasses.replace(DISTILL, set_share=0.0)
+    pairs = distill_pairs(torch.tensor([0, 1, 2]), 4, recipe, generator())
+    assert pairs.forget.dtype == torch.int64
+    assert torch.equal(pairs.forget == torch.tensor([0, 1, 2])[pairs.sample], pairs.own)
+
+
+def test_row_pairs_put_every_sample_once_under_one_class_of_the_batch():
+    labels = torch.tensor([5, 3, 3, 8, 5, 3])
+    drawn = set()
+    for seed in range(20):
+        pairs = row_pairs(labels, 10, DISTILL_SOFT, generator(seed))
+        assert pairs.sample.tolist() == list(range(6))
+        assert len(pairs.forget.unique()) == 1
+        assert torch.equal(pairs.own, labels == pairs.forget)
+        drawn.add(int(pairs.forget[0]))
+    assert drawn == {3, 5, 8}
+
+
+def test_shares_of_two_processes_are_the_whole():
+    pairs = paper_pairs(torch.arange(8) % 4, 4, PAPER, generator())
+    parts = [pairs.share(rank, 2) for rank in range(2)]
+    seen = sorted(zip(pairs.sample.tolist(), pairs.forget.tolist()))
+    both = [p for part in parts for p in zip(part.sample.tolist(), part.forget.tolist())]
+    assert sorted(both) == seen
+    assert parts[0].own.sum() == parts[1].own.sum()

@@ -1,0 +1,477 @@
+"""What a command works on, by name: model, weights, dataset, filters, processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from wfilter import data
+from wfilter.cli import settings
+from wfilter.core.attach import apply_weight_filtering
+from wfilter.core.model import FilteredModel
+from wfilter.data import formats as readers
+from wfilter.data import zoo
+from wfilter.data.batches import InMemory
+from wfilter.data.images import Batches, ImageSet
+from wfilter.files import card, checkpoint
+from wfilter.untraining.history import History, Record
+from wfilter.untraining.loop import untrain
+from wfilter.untraining.recipes import Recipe
+
+if TYPE_CHECKING:
+    from wfilter.evaluation.report import Report
+
+REPORTS = (".json", ".md", ".tex")
+MOST_IN_MEMORY = 2**30  # bytes of float images; larger sets are read batch by batch
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and a dataset, both by name, and where their files are.
+
+    Attributes:
+        model: As `wfilter.zoo.build` takes it.
+        weights: A safetensors file, or ``"data"`` for the one in the data folder.
+        pretrained: Take timm's or torchvision's own weights.
+        num_classes: Outputs of the head; by default those of the dataset.
+        dataset: As `wfilter.data.load` takes it.
+        data: The data folder; by default the environment variable ``WFILTER_DATA``.
+        size: Of the images, where the model's own is not known or not wanted.
+        download: Whether a missing dataset may be fetched.
+    """
+
+    model: str = ""
+    weights: str | None = None
+    pretrained: bool = False
+    num_classes: int | None = None
+    dataset: str | None = None
+    data: str | None = None
+    size: int | None = None
+    download: bool = False
+
+    def __post_init__(self) -> None:
+        if self.data in readers.NAMES:
+            raise ValueError(
+                f"--data is the folder that holds the datasets. For the dataset itself write "
+                f"--dataset {self.data}."
+            )
+        if not self.model:
+            raise ValueError(
+                "no model is named. Write timm:NAME, torchvision:NAME, wfilter:NAME or "
+                "package.module:function, or name one in the settings file."
+            )
+
+    def network(self, num_classes: int | None = None) -> nn.Module:
+        """The model with its weights."""
+        given = self.num_classes if self.num_classes is not None else num_classes
+        if self.pretrained and self.model.startswith("torchvision:"):
+            given = self.num_classes
+        weights: str | Path | None = self.weights
+        if weights == "data":
+            weights = zoo.weights_path(self.model, self.data)
+        return zoo.build(self.model, num_classes=given, pretrained=self.pretrained, weights=weights)
+
+    def images(self, split: str) -> ImageSet:
+        """A split of the dataset, as the model wants to see it."""
+        if self.dataset is None:
+            raise ValueError(f"no dataset is named. Pass --dataset: {', '.join(readers.NAMES)}.")
+        try:
+            facts = dict(vars(zoo.input_facts(self.model)))
+        except ValueError:
+            facts = {}  # someone else's model: the dataset as it is stored
+        if self.size is not None:
+            facts["size"] = self.size
+        return data.load(self.dataset, split, self.data, download=self.download, **facts)
+
+    def refuse_random_weights(self) -> None:
+        """Untraining a network that knows nothing is always a mistake."""
+        source = self.model.partition(":")[0]
+        if (
+            not self.weights
+            and not self.pretrained
+            and source in ("timm", "torchvision", "wfilter")
+        ):
+            raise ValueError(
+                f"{self.model} has random weights: there is nothing to forget. Pass --weights "
+                "FILE.safetensors, --weights data (the data folder's), or --pretrained."
+            )
+
+
+@dataclass(frozen=True)
+class Filters:
+    """A folder or file written by ``untrain``, opened."""
+
+    path: Path
+    job: Job
+    wf: FilteredModel
+
+    @property
+    def example(self) -> Tensor | None:
+        """One image of the size the model takes, if that is known."""
+        return _example(self.job, self.wf.base)
+
+    @property
+    def history(self) -> History | None:
+        """Of the untraining, if it is kept beside the filters."""
+        path = self.path.parent / "history.json"
+        if not path.is_file():
+            return None
+        try:
+            stored = json.loads(path.read_text())
+            stored["records"] = [Record(**record) for record in stored["records"]]
+            return History(**stored)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}). Delete it: only the course of untraining is lost."
+            ) from error
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a page's header says of the filters: model, data, recipe."""
+        known = {"model": self.job.model, "data": self.job.dataset}
+        history = self.history
+        if history is not None and history.records:
+            name = history.recipe.get("name", "?")
+            solved = history.stopped == "solved"
+            known["recipe"] = (
+                f"{name}, {'solved' if solved else f'{history.records[-1].step} steps'}"
+            )
+            known["untrained in"] = f"{history.seconds:.0f} s"
+        return {name: value for name, value in known.items() if value}
+
+
+def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
+    """Filters with the model they were made for.
+
+    The values, in the order of `Job`'s fields, override the settings kept beside the filters.
+    """
+    given = {**dict(zip(Job.__dataclass_fields__, values)), **named}
+    path = Path(path)
+    file = path / checkpoint.FILE if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} does not exist. Make filters with wfilter untrain, or try wfilter demo."
+        )
+    beside = file.parent / settings.FILE
+    known = settings.read(beside) if beside.is_file() else {}
+    fields = {name: known[name] for name in Job.__dataclass_fields__ if name in known}
+    source = str(fields.get("model", "")).partition(":")[0]
+    if not given.get("model") and source not in ("timm", "torchvision", "wfilter", ""):
+        raise ValueError(
+            f"{beside} names a model by its own code, {fields['model']}. A folder of filters must "
+            f"not choose what is run: pass --model {fields['model']} if you trust it."
+        )
+    facts, _ = checkpoint._read(file)
+    job = Job(**{**fields, **{k: v for k, v in given.items() if v not in (None, False)}})
+    try:
+        network = job.network(facts["num_classes"])
+    except FileNotFoundError as error:
+        if given.get("weights"):
+            raise
+        raise FileNotFoundError(
+            f"{error} {beside} names it: if it was moved, pass --weights."
+        ) from error
+    with naming_size(job, job.size):
+        wf = checkpoint.load(file, network, example_input=_example(job, network))
+    return Filters(file, job, wf)
+
+
+@contextmanager
+def naming_size(job: Job, size: int | None) -> Iterator[None]:
+    """Where ``--size`` was given, blame it for what torch says of shapes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if size is None:
+            raise
+        raise ValueError(
+            f"{job.model} does not take images of {size} x {size}: {error}. Pass another --size, "
+            "or leave it out."
+        ) from error
+
+
+def attach(job: Job, dataset: ImageSet, **options: Any) -> FilteredModel:
+    """Fresh filters on the job's model, for the classes of a dataset."""
+    network = job.network(dataset.num_classes)
+    example = torch.zeros(1, *dataset.image_shape)
+    try:
+        return apply_weight_filtering(
+            network,
+            dataset.num_classes,
+            class_names=dataset.class_names,
+            example_input=example,
+            **options,
+        )
+    except RuntimeError as error:
+        if "already" in str(error):
+            raise
+        raise ValueError(
+            f"{job.model} does not take images of {tuple(dataset.image_shape)}: {error}. Pass "
+            "--size, or another model."
+        ) from error
+
+
+def half_shifted(images: Tensor, generator: torch.Generator, pad: int) -> Tensor:
+    """Every other image, at random, moved by up to ``pad`` pixels.
+
+    Example:
+        >>> half_shifted(torch.rand(4, 1, 8, 8), torch.Generator(), pad=1).shape
+        torch.Size([4, 1, 8, 8])
+    """
+    moved = data.shift_and_flip(images, generator, pad=pad)
+    chosen = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    return torch.where(chosen, moved, images)
+
+
+def in_memory(dataset: ImageSet, batch_size: int, shift: int) -> InMemory | Batches:
+    """The dataset as `untrain` reads it fastest: tensors where they fit, batches elsewhere."""
+    augment = partial(half_shifted, pad=shift) if shift else None
+    channels, height, width = dataset.image_shape
+    if 4 * len(dataset) * channels * height * width > MOST_IN_MEMORY:
+        return data.batches(dataset, batch_size, shuffle=True, drop_last=True, augment=augment)
+    images, labels = dataset.batch(torch.arange(len(dataset)))
+    return InMemory(images, labels, batch_size, augment)
+
+
+def parse_classes(wf: FilteredModel, given: Sequence[str]) -> set[int]:
+    """Class names or indices as indices.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
+        >>> parse_classes(wf, ["2", "0,1"])
+        {0, 1, 2}
+    """
+    from wfilter.core.gates import class_index
+
+    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    if not words:
+        raise ValueError("no class is named. Pass --forget with class names or indices.")
+    names = wf.class_names or ()
+    return {
+        class_index(
+            int(word) if word not in names and word.lstrip("-").isdigit() else word,
+            wf.num_classes,
+            wf.class_names,
+        )
+        for word in words
+    }
+
+
+@contextmanager
+def processes(device: str | None) -> Iterator[tuple[int, str | None]]:
+    """This process's rank and device: under ``torchrun`` one of several, else the only one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield 0, device or ("cuda" if torch.cuda.is_available() else None)
+        return
+    import torch.distributed as dist
+
+    gpu = torch.cuda.is_available() and device != "cpu"
+    local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if gpu:
+        torch.cuda.set_device(local)
+    dist.init_process_group("nccl" if gpu else "gloo")
+    try:
+        yield dist.get_rank(), local if gpu else device
+    finally:
+        dist.destroy_process_group()
+
+
+def writable_folder(path: Path) -> Path:
+    """The folder, made if need be; a place that cannot be written to is found out now."""
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(13, "Permission denied", str(path))
+    return path
+
+
+def absolute(job: Job) -> Job:
+    """The job with file names that hold wherever its settings are read."""
+    weights = job.weights
+    if weights and weights != "data":
+        weights = str(Path(weights).absolute())
+    folder = None if job.data is None else str(Path(job.data).absolute())
+    return replace(job, weights=weights, data=folder)
+
+
+def _example(job: Job, network: nn.Module) -> Tensor | None:
+    """One image of the size the model's name stands for, if it stands for one."""
+    try:
+        facts = zoo.input_facts(job.model)
+    except ValueError:
+        if job.dataset is None:
+            return None
+        return torch.zeros(1, *job.images("test").image_shape)
+    size = facts.size if job.size is None else job.size
+    return torch.zeros(1, facts.channels, size, size)
+
+
+@dataclass(frozen=True)
+class Untraining:
+    """Everything that decides a run of ``wfilter untrain``."""
+
+    job: Job
+    recipe: Recipe
+    out: Path
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int = 64
+    shift: int = 0
+    validation: float = 0.1
+    targets: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    granularity: str = "out"
+    seed: int = 0
+    amp: bool = False
+
+    def to_toml(self) -> str:
+        """The settings in full; ``wfilter untrain --config`` repeats the run."""
+        own = {k: v for k, v in vars(self).items() if k not in ("job", "recipe", "out")}
+        facts = {**vars(absolute(self.job)), **own}
+        given = {name: value for name, value in facts.items() if value not in (None, ())}
+        return settings.write({**given, "recipe": self.recipe.to_dict()})
+
+    def run(self, device: str | None, rank: int, *, resume: bool, progress: bool | None) -> History:
+        """Untrain; the first of several processes writes filters, history and settings."""
+        self.job.refuse_random_weights()
+        train = self.job.images("train")
+        wf = attach(
+            self.job,
+            train,
+            targets=self.targets or "auto",
+            exclude=self.exclude,
+            granularity=self.granularity,
+        )
+        checkpoint = writable_folder(self.out) / "checkpoint.safetensors"
+        history = self._untrain(wf, train, device, checkpoint, resume, progress)
+        if rank == 0 and not history.stopped.startswith("interrupted"):
+            wf.save(self.out)
+            text = card.model_card(wf, self._facts(history), card.training_figures(history))
+            (self.out / card.NAME).write_text(text, encoding="utf-8")
+            (self.out / "history.json").write_text(history.to_json())
+            (self.out / settings.FILE).write_text(self.to_toml())
+            checkpoint.unlink(missing_ok=True)
+        return history
+
+    def _facts(self, history: History) -> dict[str, object]:
+        """How the filters were made, for their card; file names of this machine stay out of it."""
+        weights = Path(self.job.weights).name if self.job.weights else ""
+        size = "" if self.recipe.is_solved else f", {self.batch_size} images a step"
+        facts = {
+            "base model": f"{self.job.model}{' with ' + weights if weights else ''}",
+            "data": self.job.dataset,
+            "recipe": f"{self.recipe.name}, {history.stopped}{size}",
+            "seconds": f"{history.seconds:.0f}",
+            "seed": self.seed,
+            "all settings": settings.FILE,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def _untrain(
+        self,
+        wf: FilteredModel,
+        train: ImageSet,
+        device: str | None,
+        checkpoint: Path,
+        resume: bool,
+        progress: bool | None,
+    ) -> History:
+        val = None
+        if self.recipe.patience and self.validation:
+            train, held = data.hold_out(train, self.validation, self.seed)
+            val = data.batches(held, self.batch_size)
+        return untrain(
+            wf,
+            in_memory(train, self.batch_size, self.shift),
+            val,
+            recipe=self.recipe,
+            steps=self.steps,
+            epochs=self.epochs,
+            device=device,
+            checkpoint=None if self.recipe.is_solved else checkpoint,
+            resume=resume,
+            seed=self.seed,
+            amp=self.amp,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True)
+class Baked:
+    """A baked model's file, and how many of its gates are exactly closed, open, or between."""
+
+    path: str
+    forget: tuple[str, ...]
+    closed: int
+    opened: int
+    between: int
+
+    def __str__(self) -> str:
+        total = self.closed + self.opened + self.between
+        return (
+            f"{self.path}: a plain model without {', '.join(self.forget)}. Of {total} gates "
+            f"{self.closed} are exactly 0 (those weights are gone), {self.opened} exactly 1, and "
+            f"{self.between} between (who has the base model can divide them back)."
+        )
+
+
+def bake(wf: FilteredModel, forget: set[int], out: Path, snap: float = 0.0) -> Baked:
+    """Write the weights of ``wf.bake`` and count what became of the gates."""
+    from safetensors.torch import save
+
+    if out.suffix != ".safetensors":
+        raise ValueError(f"--out {out} must end in .safetensors.")
+    model = wf.bake(forget, snap=snap)
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
+    checkpoint.write_atomically(out.absolute(), save(tensors))
+    gates = torch.cat([gate.detach().flatten() for gate in wf.gates(forget).values()])
+    closed, opened = int((gates <= snap).sum()), int((gates >= 1 - snap).sum())
+    names = wf.class_names or tuple(map(str, range(wf.num_classes)))
+    chosen = tuple(names[row] for row in sorted(forget))
+    return Baked(str(out), chosen, closed, opened, gates.numel() - closed - opened)
+
+
+def random_filters(job: Job, batch_size: int, device: str | None) -> tuple[FilteredModel, Tensor]:
+    """The job's model with random filters, and a batch of noise it takes: for timing."""
+    from wfilter.evaluation.bench import randomise
+
+    example = _example(job, network := job.network())
+    with naming_size(job, job.size):
+        wf = randomise(apply_weight_filtering(network, example_input=example))
+    wf = wf.to(device) if device else wf
+    if example is None:
+        raise ValueError(f"the images that {job.model} takes are not known. Pass --size.")
+    return wf, torch.rand(batch_size, *example.shape[1:], device=wf.alphas.device)
+
+
+def check_writable(path: Path) -> None:
+    """Find out before any work that a file could not be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--out {path}: {folder} is not a folder. Make it first.")
+    if path.is_dir():
+        raise IsADirectoryError(f"--out {path} is a folder. Name a file in it.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise PermissionError(f"--out {path} may not be written. Choose another place.")
+
+
+def check_report_path(path: Path) -> None:
+    """The same for a report, whose suffix chooses the format."""
+    check_writable(path)
+    if path.suffix not in REPORTS:
+        raise ValueError(f"--out {path} must end in {', '.join(REPORTS)}.")
+
+
+def write_report(report: Report, path: Path) -> None:
+    """A report as JSON, Markdown or LaTeX, by the suffix."""
+    ways = {".json": report.to_json, ".md": report.to_markdown, ".tex": report.to_latex}
+    path.write_text(ways[path.suffix](), encoding="utf-8")

@@ -1,0 +1,239 @@
+"""Attach filters to a model and take them off again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.core.filters import MARK, Mark, WeightFilter, is_marked, unmark
+from wfilter.core.gates import HARD
+from wfilter.core.inspection import Finding, Plan, example_inputs, make_plan, probe
+from wfilter.core.model import FilteredModel
+from wfilter.core.targets import Selector, Target, select_targets
+
+
+def find_targets(
+    model: nn.Module,
+    targets: Selector = "auto",
+    exclude: Selector = (),
+    *,
+    granularity: str = "out",
+    example_input: Tensor | None = None,
+) -> Plan:
+    """What ``apply_weight_filtering`` would filter, and how; changes nothing.
+
+    Example:
+        >>> print(find_targets(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())))
+        name      shape          units  path   why
+        0.weight  4 x 1 x 3 x 3  4      fused  conv2d, batch on axis 0
+        0.bias    4              4      fused  conv2d, batch on axis 0
+        2 targets (2 fused), 8 units
+    """
+    chosen = select_targets(model, targets, exclude, granularity)
+    with _evaluating(model):
+        findings, _, _ = _try_probe(model, chosen, example_input)
+    return make_plan(chosen, findings)
+
+
+def apply_weight_filtering(
+    model: nn.Module,
+    num_classes: int | None = None,
+    *,
+    targets: Selector = "auto",
+    exclude: Selector = (),
+    granularity: str = "out",
+    init: float = 3.0,
+    class_names: Sequence[str] | None = None,
+    example_input: Tensor | None = None,
+) -> FilteredModel:
+    """A filtered model around ``model``: one row of gates per class, on each chosen parameter.
+
+    The model's parameters, buffers and code stay as they are. It is frozen and put in eval mode
+    until ``remove_weight_filtering``. A new filter is close to the identity but not equal to it:
+    every gate is sigmoid(3) = 0.953.
+
+    Args:
+        model: Any classifier that maps a batch to logits.
+        num_classes: How many rows; read off the model's output when not given.
+        targets: ``"auto"``, globs over parameter names, ``re:`` patterns, module types, callables
+            ``(name, module, parameter) -> bool``, or a list of them.
+        exclude: What not to filter, in the same words.
+        granularity: ``"out"``, one gate per output unit, or ``"element"``, one per element.
+        init: The alpha to start from.
+        class_names: Names that can stand for class indices.
+        example_input: A batch the model takes, where wfilter cannot guess its shape.
+
+    Example:
+        >>> wf = apply_weight_filtering(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()),
+        ...                             example_input=torch.zeros(1, 1, 3, 3))
+        >>> wf(torch.zeros(2, 1, 3, 3), forget=torch.tensor([3, -1])).shape
+        torch.Size([2, 4])
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module. Build it first, for "
+            "example with timm.create_model('resnet18')."
+        )
+    _refuse_filtered_or_compiled(model)
+    chosen = select_targets(model, targets, exclude, granularity)
+    with _evaluating(model):
+        findings, output, mixes = _try_probe(model, chosen, example_input)
+    if mixes:
+        raise ValueError(
+            f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on the "
+            "others, so a batch in which each sample forgets its own class has no defined answer. "
+            "Use a model whose samples are independent in eval mode."
+        )
+    chosen, findings = _drop_unused(chosen, findings, targets)
+    rows = _count_classes(model, output, num_classes, class_names)
+    if not math.isfinite(init):
+        raise ValueError(f"init={init} must be finite; for gates of exactly 1 use {HARD:.0f}.")
+    mark = Mark(
+        chosen[0].name,
+        tuple(n for n, p in model.named_parameters() if p.requires_grad),
+        tuple(n for n, m in model.named_modules() if m.training),
+    )
+    wf = FilteredModel(model, chosen, findings, rows, init, class_names, granularity)
+    setattr(model, MARK, mark)
+    model.eval().requires_grad_(False)
+    return wf
+
+
+def remove_weight_filtering(filtered: nn.Module) -> nn.Module:
+    """The model that was given to ``apply_weight_filtering``, as it was.
+
+    Example:
+        >>> net = nn.Linear(4, 3)
+        >>> remove_weight_filtering(apply_weight_filtering(net, targets="*")) is net
+        True
+    """
+    base = filtered.base if isinstance(filtered, FilteredModel) else filtered
+    mark = getattr(base, MARK, None)
+    if not isinstance(mark, Mark):
+        raise RuntimeError(
+            f"this {type(base).__name__} has no filters (any more). Call apply_weight_filtering "
+            "first."
+        )
+    if isinstance(filtered, FilteredModel):
+        filtered.refuse_inside_forgetting("remove_weight_filtering")
+    if any(isinstance(module, WeightFilter) for module in base.modules()):
+        raise RuntimeError("remove_weight_filtering inside a forgetting block. Leave it first.")
+    return unmark(base)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, each module's own flag back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _try_probe(
+    model: nn.Module, targets: Sequence[Target], example: Tensor | None
+) -> tuple[tuple[Finding, ...], object, bool]:
+    """Probe with the example given, or with the first guess the model takes."""
+    if example is not None:
+        return probe(model, targets, example)
+    reasons = []
+    for guess in example_inputs(model):
+        try:
+            return probe(model, targets, guess)
+        except Exception as error:
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            reasons.append(f"{tuple(guess.shape)}: {first[:120]}")
+    tried = "\n  ".join(reasons[:4])
+    raise ValueError(
+        f"could not guess an input that {type(model).__name__} takes. Pass example_input=images "
+        f"(a small batch). Tried:\n  {tried}"
+    )
+
+
+def _refuse_filtered_or_compiled(model: nn.Module) -> None:
+    if isinstance(model, FilteredModel):
+        model = model.base
+    mark = next((getattr(m, MARK) for m in model.modules() if is_marked(m)), None)
+    if mark is not None:
+        raise RuntimeError(
+            f"{mark.first_target} already has a filter. Call remove_weight_filtering(model) to "
+            "start over."
+        )
+    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        raise RuntimeError(
+            "this model is already compiled, and filters attached now would be ignored. Apply "
+            "weight filtering to the plain model, then compile: wf.compile()."
+        )
+    if any(m._compiled_call_impl is not None for m in model.modules()):
+        raise RuntimeError(
+            "a part of this model is already compiled, and filters attached now would be ignored. "
+            "Apply weight filtering first, then compile: wf.compile()."
+        )
+    if any(_is_packed(module) for module in model.modules()):
+        raise ValueError(
+            f"this {type(model).__name__} is quantised: its int8 weights are packed where no gate "
+            "reaches them. Filter the float model, then quantise wf.bake(forget=...)."
+        )
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise ValueError(
+            "this model contains TorchScript modules, whose parameters cannot be intercepted. "
+            "Pass the Python model."
+        )
+
+
+def _drop_unused(
+    targets: Sequence[Target], findings: Sequence[Finding], selector: Selector
+) -> tuple[tuple[Target, ...], tuple[Finding, ...]]:
+    """Leave out what no forward uses when chosen by "auto"; refuse it when the user named it."""
+    unused = [t.name for t, f in zip(targets, findings) if f.by == "unused"]
+    kept = [(t, f) for t, f in zip(targets, findings) if f.by != "unused"]
+    if unused and (selector != "auto" or not kept):
+        raise ValueError(
+            f"{unused[0]} is a target, but no forward uses it in eval mode"
+            + (f" ({len(unused)} such targets)" if len(unused) > 1 else "")
+            + f": its gates would do nothing. Add exclude={unused[:3]!r} or choose other targets."
+        )
+    return tuple(t for t, _ in kept), tuple(f for _, f in kept)
+
+
+def _count_classes(
+    model: nn.Module, output: object, given: int | None, names: Sequence[str] | None
+) -> int:
+    seen = output.shape[-1] if isinstance(output, Tensor) and output.ndim == 2 else None
+    if given is None:
+        if seen is None:
+            raise ValueError(
+                f"cannot read the number of classes off {type(model).__name__}'s output. Pass "
+                "num_classes=..."
+            )
+        given = seen
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"num_classes={given!r} must be a positive int.")
+    if seen is not None and seen != given:
+        raise ValueError(
+            f"num_classes={given}, but {type(model).__name__} gives {seen} logits.\n"
+            f"Leave num_classes out, or give the model a head with {given} outputs."
+        )
+    if names is not None:
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"class_names={names!r} must be a list of names, each a str.")
+        if len(names) != given:
+            raise ValueError(f"class_names has {len(names)} entries for {given} classes.")
+        twice = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
+        if twice:
+            raise ValueError(f"class_names has {twice[0]!r} more than once; names must be unique.")
+    return given
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a module is int8; a float model still to be converted has FloatFunctionals only."""
+    quantised = ".quantized" in type(module).__module__
+    return quantised and isinstance(getattr(module, "weight", None), MethodType)

@@ -1,0 +1,83 @@
+"""Fold gates into the weights of a plain copy of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.core.filters import unmark
+from wfilter.core.targets import Target, is_standardised
+
+
+def plain_copy(base: nn.Module) -> nn.Module:
+    """An independent copy without any trace of filtering; standardised convolutions become plain.
+
+    Only there can a gate act on the weight itself: before standardisation it would cancel out.
+    """
+    model = unmark(copy.deepcopy(base))
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.Conv2d) and is_standardised(module):
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, _plain_convolution(module))
+    return model
+
+
+@torch.no_grad()
+def bake(base: nn.Module, targets: Sequence[Target], gates: Mapping[str, Tensor]) -> nn.Module:
+    """A plain copy of ``base`` with each target multiplied by its gates ``(units,)``.
+
+    Under a gate of 0 nothing is left of a weight.
+    """
+    model = plain_copy(base)
+    for target in targets:
+        path, name = target.owners[0]
+        parameter = getattr(model.get_submodule(path), name)
+        gate = target.spread(gates[target.name]).to(parameter.dtype)
+        # Not just the product: -2 * 0 is -0, whose sign would still tell the weight's.
+        parameter.copy_(torch.where(gate == 0, 0.0, parameter * gate))
+    return model
+
+
+def _plain_convolution(module: nn.Conv2d) -> nn.Module:
+    """A plain convolution that uses a standardised convolution's effective weight."""
+    weight = effective_weight(module)
+    cls: type[nn.Conv2d] = nn.Conv2d
+    if any(t.__name__.endswith("Same") for t in type(module).__mro__):
+        from timm.layers.conv2d_same import Conv2dSame
+
+        cls = Conv2dSame
+    plain = cls(
+        module.in_channels,
+        module.out_channels,
+        module.kernel_size,  # type: ignore[arg-type]
+        stride=module.stride,  # type: ignore[arg-type]
+        padding=module.padding,  # type: ignore[arg-type]
+        dilation=module.dilation,  # type: ignore[arg-type]
+        groups=module.groups,
+        bias=module.bias is not None,
+    ).to(weight)  # not as arguments: timm 1.0.20's Conv2dSame takes neither device nor dtype
+    with torch.no_grad():
+        plain.weight.copy_(weight)
+        if plain.bias is not None and module.bias is not None:
+            plain.bias.copy_(module.bias)
+    plain.weight.requires_grad_(module.weight.requires_grad)
+    return plain.train(module.training)
+
+
+def effective_weight(module: nn.Conv2d) -> Tensor:
+    """The weight a standardised convolution convolves with, read off one call of it."""
+    seen: list[Tensor] = []
+
+    class Catch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is torch.conv2d:
+                seen.append(args[1])
+            return func(*args, **(kwargs or {}))
+
+    edge = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size)]
+    with torch.no_grad(), Catch():
+        module(module.weight.new_zeros(1, module.in_channels, *edge))
+    return seen[-1].detach()

@@ -1,0 +1,243 @@
+"""Find out how a model uses each target, by running it once on a batch with one sample marked.
+
+The result decides the path a target takes in a mixed batch: *fused* where scaling the layer's
+output per sample is provably the same as scaling its weight, *exact* otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from wfilter.core.gates import slices
+from wfilter.core.layouts import Layout, possible_layouts
+from wfilter.core.marking import MarkMode, ProbeMode
+from wfilter.core.rules import Site
+from wfilter.core.targets import CONVOLUTIONS, Target, is_standardised
+
+# Prime, so that few axes divide by it; sample 1 is not in its middle, so that a flip shows.
+PROBE_BATCH = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one target is used: ``by`` is "output", "weight" or "unused"."""
+
+    by: str
+    layout: Layout | None
+    why: str
+
+    @property
+    def path(self) -> str:
+        """The word the plan shows."""
+        if self.by == "unused":
+            return "unused"
+        return "fused" if self.by == "output" and self.layout is not None else "exact"
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One target: what it is and which path its mixed batches take, with the reason."""
+
+    name: str
+    shape: tuple[int, ...]
+    units: int
+    path: str
+    why: str
+
+
+class Plan(tuple[PlanRow, ...]):
+    """One row per target; prints as a table."""
+
+    def __str__(self) -> str:
+        header = ("name", "shape", "units", "path", "why")
+        rows = [header] + [
+            (r.name, " x ".join(map(str, r.shape)), str(r.units), r.path, r.why) for r in self
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]])
+            for row in rows
+        ]
+        counts = {p: sum(r.path == p for r in self) for p in ("fused", "exact", "unused")}
+        total = ", ".join(f"{n} {p}" for p, n in counts.items() if n)
+        return "\n".join(
+            [*lines, f"{len(self)} targets ({total}), {sum(r.units for r in self)} units"]
+        )
+
+    __repr__ = __str__
+
+
+def make_plan(targets: Sequence[Target], findings: Sequence[Finding]) -> Plan:
+    """The table of targets and findings."""
+    rows = zip(targets, findings)
+    return Plan(PlanRow(t.name, t.shape, t.units, f.path, f.why) for t, f in rows)
+
+
+def parameter_of(model: nn.Module, target: Target) -> Tensor:
+    """The tensor as the model's own code would read it."""
+    path, name = target.owners[0]
+    value = getattr(model.get_submodule(path) if path else model, name)
+    assert isinstance(value, Tensor)
+    return value
+
+
+def make_sites(
+    model: nn.Module,
+    targets: Sequence[Target],
+    findings: Sequence[Finding] | None = None,
+    pinned: frozenset[int] = frozenset(),
+) -> dict[int, Site]:
+    """Identity of each target's tensor -> its site; after a probe, only those gated by output."""
+    where, sites = slices(targets), {}
+    for index, target in enumerate(targets):
+        if target.unit_axis is None or index in pinned:
+            continue
+        module = model.get_submodule(target.owners[0][0])
+        standardised = is_standardised(module) and target.owners[0][1] == "weight"
+        span = where[target.name]
+        site = Site(index, span.start, span.stop, None, standardised, target.unit_axis)
+        if findings is not None:
+            if findings[index].by != "output":
+                continue
+            site = replace(site, layout=findings[index].layout)
+        sites[id(parameter_of(model, target))] = site
+    return sites
+
+
+@torch.no_grad()
+def probe(
+    model: nn.Module, targets: Sequence[Target], example: Tensor
+) -> tuple[tuple[Finding, ...], object, bool]:
+    """Run the model on a marked batch of ``example``'s shape.
+
+    Gives findings per target, the output, and whether a sample's output depends on other samples.
+
+    Args:
+        model: The base model, in eval mode.
+        targets: What to look for.
+        example: One sample ``(1, ...)`` or more; only shape, dtype and device matter.
+    """
+    if not example.is_floating_point():
+        raise TypeError(
+            f"the model's input has dtype {str(example.dtype).removeprefix('torch.')}. Weight "
+            "filtering needs a floating-point input, in which one sample can be marked with NaN."
+        )
+    shape = (PROBE_BATCH, *example.shape[1:])
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(shape, generator=generator).to(example.device, example.dtype)
+    clean, images[1] = images.clone(), float("nan")
+    whole = {id(parameter_of(model, t)): Site(i, 0, 0) for i, t in enumerate(targets)}
+    mode = ProbeMode({**whole, **make_sites(model, targets)}, PROBE_BATCH)
+    with _buffers_kept(model):
+        with mode:
+            output = model(images)
+        for index in range(len(targets)):
+            _look_downstream(model, clean, mode, index)
+        mixes = _mixes_samples(model, clean, output)
+    findings = [_judge(t, mode, i) for i, t in enumerate(targets)]
+    return tuple(findings), output, mixes
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Undo what a forward writes into buffers: the marked sample must not stay in them."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            if not torch.equal(buffer, value):  # torch.func allows no write, even of the same
+                buffer.copy_(value)
+
+
+def _mixes_samples(model: nn.Module, clean: Tensor, output: object) -> bool:
+    """Whether sample 1, which is NaN, shows in the output of another.
+
+    Where the model drops NaN on its way, another sample is put in the place of number 1 instead.
+    """
+    others = [sample for sample in range(PROBE_BATCH) if sample != 1]
+    marked = [row.isnan().any(1) for row in _rows(output)]
+    if any(bool(row[others].any()) for row in marked):
+        return True
+    if all(bool(row[1]) for row in marked):
+        return False
+    changed = clean.clone()
+    changed[1] = 1 - changed[1]
+    pairs = zip(_rows(model(clean)), _rows(model(changed)))
+    return not all(torch.allclose(a[others], b[others], 1e-3, 1e-5) for a, b in pairs)
+
+
+def _rows(output: object) -> list[Tensor]:
+    """The floating-point tensors of an output that have a row per sample, ``(batch, ...)``."""
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
+    return [leaf.reshape(PROBE_BATCH, -1) for leaf in leaves if leaf.shape[:1] == (PROBE_BATCH,)]
+
+
+def _look_downstream(model: nn.Module, clean: Tensor, mode: ProbeMode, index: int) -> None:
+    """Where an output does not depend on the input, see which logits depend on the output.
+
+    So it is with the query of a class token that is still the same for all samples.
+    """
+    use = mode.uses[index]
+    if use.layouts != {None} or use.unknown or len(use.shapes) != 1:
+        return
+    ((shape, axis),) = use.shapes
+    for layout in possible_layouts(shape, axis, PROBE_BATCH):
+        with MarkMode(mode.sites, index, layout, PROBE_BATCH):
+            rows = _rows(model(clean))
+        marked = torch.stack([row.isnan().any(1) for row in rows]).any(0).tolist() if rows else []
+        if marked == [sample == 1 for sample in range(PROBE_BATCH)]:
+            use.layouts = {layout}
+            return
+
+
+def _judge(target: Target, mode: ProbeMode, index: int) -> Finding:
+    use = mode.uses[index]
+    called = ", ".join(dict.fromkeys(use.functions))
+    if not use.functions and not use.unknown:
+        return Finding("unused", None, "no forward uses it in eval mode")
+    if target.unit_axis is None:
+        return Finding("weight", None, "one gate per element: each sample has its own weights")
+    if use.unknown:
+        return Finding("weight", None, f"used by {use.unknown[0]}, which has no rule")
+    if len(use.layouts) > 1:
+        return Finding("output", None, f"{called}: called with different batch layouts")
+    (layout,) = use.layouts
+    if layout is None:
+        return Finding("output", None, f"{called}: run once for the whole batch, or mixes samples")
+    return Finding("output", layout, f"{called}, {layout}")
+
+
+def example_inputs(model: nn.Module) -> Iterator[Tensor]:
+    """Guesses of an input the model takes, likeliest first, one sample each."""
+    first = next(model.parameters(), None)
+    if first is None:
+        return
+    for shape in dict.fromkeys(_shapes(model)):
+        yield torch.zeros(1, *shape, device=first.device, dtype=first.dtype)
+
+
+def _shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, *CONVOLUTIONS))]
+    channels = 3
+    if layers and isinstance(layers[0], nn.Linear):
+        yield (layers[0].in_features,)
+    elif layers:
+        channels = layers[0].in_channels  # type: ignore[assignment]
+    rank = {nn.Conv1d: 1, nn.Conv3d: 3}.get(type(layers[0]) if layers else None, 2)  # type: ignore[arg-type]
+    embed = getattr(model, "patch_embed", None)
+    for size in (getattr(embed, "img_size", None), getattr(model, "image_size", None)):
+        if size is not None:
+            yield (channels, *(size if isinstance(size, (tuple, list)) else (size, size)))
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    if config.get("input_size"):
+        yield (channels, *config["input_size"][1:])
+    for edge in (224, 32, 28, 64, 8, 16, 256, 299, 384):
+        yield (channels, *(edge,) * rank)

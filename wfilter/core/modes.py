@@ -1,0 +1,138 @@
+"""The mode of a filtered forward: outputs scaled by gates, each sample with its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wfilter.core.layouts import Layout, place, unfold
+from wfilter.core.rules import Function, InterceptMode, Site
+
+
+class GateMode(InterceptMode):
+    """Scale outputs by gates ``(batch, total_units)``, or ``(total_units,)``: one row for all.
+
+    ``weights`` are targets that no rule covers, as index and gated tensor, by the identity of the
+    original: every function gets them in its place. The model itself is not touched, so threads can
+    share it.
+    """
+
+    def __init__(
+        self,
+        sites: dict[int, Site],
+        gates: Tensor,
+        weights: dict[int, tuple[int, Tensor]] | None = None,
+        replicas: int = 1,
+    ):
+        super().__init__(sites)
+        self.gates = gates
+        self.weights = weights or {}
+        self.replicas = replicas
+        self.acted: set[int] = set()
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self.weights:
+            args = tuple(self._gated(value) for value in args)
+            kwargs = {key: self._gated(value) for key, value in (kwargs or {}).items()}
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _gated(self, value: Any) -> Any:
+        """An argument, or what stands in for it when it is an original."""
+        if isinstance(value, (list, tuple)):
+            items = [self._gated(item) for item in value]
+            unchanged = all(new is old for new, old in zip(items, value))
+            return value if unchanged else tuple(items) if isinstance(value, tuple) else items
+        if not isinstance(value, Tensor) or id(value) not in self.weights:
+            return value
+        index, weight = self.weights[id(value)]
+        self._note(index)
+        return weight
+
+    def _note(self, index: int) -> None:
+        """Remember that a target was gated; refuse where its gradient would get lost."""
+        if not torch.compiler.is_dynamo_compiling():
+            self.acted.add(index)
+        if self.gates.requires_grad and not torch.is_grad_enabled():
+            raise RuntimeError(
+                "a filtered layer runs without gradients inside a forward that needs them, as "
+                "gradient checkpointing with use_reentrant=True does: its alphas would get none. "
+                "Turn that off, or call the model under torch.no_grad()."
+            )
+
+    def idle(self) -> list[int]:
+        """Indices of the targets that nothing has used so far."""
+        known = [site.index for site in self.sites.values()]
+        known += [index for index, _ in self.weights.values()]
+        return [index for index in known if index not in self.acted]
+
+    def gate(
+        self,
+        output: Tensor,
+        axis: int,
+        site: Site | None,
+        bias: Tensor | None,
+        bias_site: Site | None,
+    ) -> Tensor:
+        """``gate_w * output + gate_b * bias``, each sample with its own gates."""
+        for found in (site, bias_site):
+            if found is not None:
+                self._note(found.index)
+        layout = None
+        if self.gates.ndim == 2:
+            layout = (site or bias_site).layout  # type: ignore[union-attr]
+            output = self._samples(output, layout)  # type: ignore[arg-type]
+        position = None if layout is None else layout.axis + (layout.order == "minor")
+        shift = None
+        if bias is not None:
+            if bias_site is not None:
+                bias = self._of(bias_site, output.dtype) * bias.to(output.dtype)
+            shift = place(bias.to(output.dtype), output, axis, position)
+        scale = None
+        if site is not None:
+            scale = place(self._of(site, output.dtype), output, axis, position)
+        output = _multiply_add(output, scale, shift)
+        if layout is not None and layout.order != "plain":
+            return output.flatten(layout.axis, layout.axis + 1)
+        return output
+
+    def _samples(self, output: Tensor, layout: Layout) -> Tensor:
+        """The output with an axis of one entry per row of the gates.
+
+        Replicas of a sample are one until here, the first layer that treats them differently.
+        """
+        batch = self.gates.shape[0]
+        if self.replicas > 1 and output.shape[layout.axis] * self.replicas == batch:
+            if layout.order != "plain":
+                raise RuntimeError("replicas cannot be told apart where the batch axis is folded.")
+            output = output.repeat_interleave(self.replicas, layout.axis)
+        return unfold(output, layout, batch)
+
+    def _of(self, site: Site, dtype: torch.dtype) -> Tensor:
+        return self.gates[..., site.start : site.stop].to(dtype)
+
+
+def _multiply_add(output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """``scale * output + shift``, in place where no gradient or transform needs the old output.
+
+    It is fresh from its function, so nobody else holds it; a second buffer of its size would cost
+    a CPU as much time as a small layer itself.
+    """
+    factors = [t for t in (output, scale, shift) if t is not None]
+    if torch.compiler.is_compiling() or any(map(_is_tracked, factors)):
+        if scale is None:
+            return output if shift is None else output + shift
+        return output * scale if shift is None else torch.addcmul(shift, output, scale)
+    if scale is None:
+        return output if shift is None else output.add_(shift)
+    return output.mul_(scale) if shift is None else torch.addcmul(shift, output, scale, out=output)
+
+
+def _is_tracked(tensor: Tensor) -> bool:
+    """Whether autograd, forward-mode differentiation or torch.func has a hand on it."""
+    tracked = tensor.requires_grad and torch.is_grad_enabled()
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return tracked or forward_mode or torch._C._functorch.is_functorch_wrapped_tensor(tensor)

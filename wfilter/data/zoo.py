@@ -1,0 +1,432 @@
+"""Models by name: the paper's backbones at 28 and 32 pixels, and anyone else's classifier.
+
+The backbones are the standard torchvision and timm classes with a small stem or patch size, so
+that nothing about them is special to this package. All of them take pixels in 0..1.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.data.formats import data_root
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """What a model wants to see: the keyword arguments of `wfilter.data.load` of the same names.
+
+    Example:
+        >>> from wfilter import data
+        >>> data.load("digits", "test", **vars(input_facts("wfilter:cnn-digits"))).image_shape
+        (1, 8, 8)
+    """
+
+    size: int
+    channels: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+WEIGHTS_FILE = "model.safetensors"  # as timm names it on the hub
+REACH_SECONDS = 5.0
+DIGITS, MNIST, CIFAR = InputFacts(8, 1), InputFacts(28, 1), InputFacts(32, 3)
+
+
+def names() -> tuple[str, ...]:
+    """The names `create` knows.
+
+    Example:
+        >>> names()[:2]
+        ('cnn-digits', 'vit-digits')
+    """
+    return tuple(_BACKBONES)
+
+
+def create(name: str, num_classes: int = 10) -> nn.Module:
+    """A backbone by name, freshly initialised from torch's random state, in eval mode.
+
+    Args:
+        name: One of `names`: ``cnn-digits`` and ``vit-digits`` (8 x 8, for demonstrations), or
+            ``vgg16``, ``resnet18``, ``vit_tiny``, ``vit_small`` with ``-mnist`` (28 x 28, grey) or
+            ``-cifar`` (32 x 32, colour).
+        num_classes: Outputs of its head.
+
+    Example:
+        >>> create("cnn-digits")(torch.rand(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+    if name not in _BACKBONES:
+        raise ValueError(_unknown("model", name, _BACKBONES))
+    _check_classes(num_classes)
+    make, facts = _BACKBONES[name]
+    return make(facts, num_classes).eval()
+
+
+def build(
+    spec: str,
+    *,
+    num_classes: int | None = None,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+) -> nn.Module:
+    """A model by its full name, in eval mode.
+
+    Args:
+        spec: ``timm:NAME``, ``torchvision:NAME``, ``wfilter:NAME``, or ``package.module:function``,
+            a function that returns the model; the working directory is searched too.
+        num_classes: Outputs of the head; by default the library's own number.
+        pretrained: Take timm's or torchvision's own weights, which may need the network.
+        weights: A safetensors file to load into it.
+
+    Raises:
+        ValueError: No such model, or the weights do not fit; the closest names are listed.
+
+    Example:
+        >>> type(build("torchvision:resnet18", num_classes=10)).__name__
+        'ResNet'
+    """
+    source, _, name = spec.partition(":")
+    if not name:
+        raise ValueError(_without_source(spec))
+    make = _SOURCES.get(source, partial(_call_function, source))
+    if pretrained and source not in ("timm", "torchvision"):
+        raise ValueError(f"pretrained=True works for timm: and torchvision:, not {spec!r}. "
+                         "Pass weights= with a safetensors file.")  # fmt: skip
+    if num_classes is not None:
+        _check_classes(num_classes)
+    model = make(name, num_classes, pretrained).eval()
+    return model if weights is None else load_weights(model, weights)
+
+
+def _check_classes(num_classes: int) -> None:
+    if num_classes < 1:
+        raise ValueError(f"num_classes={num_classes} is not a number of classes: pass 1 or more.")
+
+
+def input_facts(spec: str) -> InputFacts:
+    """The image size, channels and normalisation that the model called ``spec`` wants.
+
+    Example:
+        >>> input_facts("timm:vit_tiny_patch16_224")
+        InputFacts(size=224, channels=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    """
+    source, _, name = spec.partition(":")
+    if source == "wfilter" and name in _BACKBONES:
+        return _BACKBONES[name][1]
+    if source == "timm":
+        return _timm_facts(name)
+    if source == "torchvision":
+        return _torchvision_facts(name)
+    raise ValueError(f"What {spec!r} wants to see is not known: give size, channels, mean and std.")
+
+
+def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
+    """In place, give ``model`` the weights of a safetensors file; each keeps the model's dtype.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no safetensors file, or its tensors are not the model's.
+
+    Example:
+        >>> import tempfile
+        >>> from safetensors.torch import save_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_file(nn.Linear(3, 2).half().state_dict(), f"{folder}/a.safetensors")
+        ...     load_weights(nn.Linear(3, 2), f"{folder}/a.safetensors").weight.dtype
+        torch.float32
+    """
+    stored, wanted = _read_safetensors(Path(path)), model.state_dict()
+    lacking, foreign = sorted({*wanted} - {*stored}), sorted({*stored} - {*wanted})
+    if lacking or foreign:
+        raise ValueError(
+            f"{path} does not fit {type(model).__name__}.\n"
+            f"Only in the model: {_some(lacking)}\nOnly in the file: {_some(foreign)}\n"
+            "Load it into the model it was saved from."
+        )
+    for name, tensor in wanted.items():
+        if tensor.shape != stored[name].shape:
+            raise ValueError(
+                f"{name} is {tuple(stored[name].shape)} in {path}\n"
+                f"and {tuple(tensor.shape)} in the model: check num_classes and the model's name."
+            )
+    model.load_state_dict({name: stored[name].to(wanted[name].dtype) for name in wanted})
+    return model
+
+
+def weights_path(spec: str, root: str | Path | None = None) -> Path:
+    """Where the data folder keeps the weights of the model called ``spec``.
+
+    Args:
+        spec: As in `build`; one of the three models whose weights come with the data.
+        root: The data folder; by default the environment variable ``WFILTER_DATA``.
+
+    Example:
+        >>> weights_path("wfilter:resnet18-cifar", "/").as_posix()
+        '/weights/resnet18_cifar10.safetensors'
+    """
+    if spec not in _WEIGHTS:
+        raise ValueError(
+            f"The data folder has no weights for {spec!r}, only for {', '.join(_WEIGHTS)}. "
+            "Train it with benchmarks/originals.py, or pass your own file."
+        )
+    folder = data_root(root)
+    if folder is None:
+        raise FileNotFoundError(
+            f"{spec} has its weights in the data folder: pass root= (--data) or set WFILTER_DATA."
+        )
+    return folder / "weights" / _WEIGHTS[spec]
+
+
+def _vgg16(facts: InputFacts, num_classes: int) -> nn.Module:
+    """VGG-16-BN with a head of width 512; at 28 pixels its pools round up, 14, 7, 4, 2, 1."""
+    from torchvision.models import vgg
+
+    model = _vgg(vgg.cfgs["D"], facts, num_classes)
+    for pool in model.modules():
+        if isinstance(pool, nn.MaxPool2d):
+            pool.ceil_mode = True
+    model.classifier = nn.Sequential(
+        *(nn.Dropout(0.5), nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU(inplace=True)),
+        *(nn.Dropout(0.5), nn.Linear(512, num_classes)),
+    )
+    return model
+
+
+def _vgg(layers: list[Any], facts: InputFacts, num_classes: int) -> nn.Module:
+    from torchvision.models import vgg
+
+    features = vgg.make_layers(layers, batch_norm=True)
+    if facts.channels != 3:
+        features[0] = nn.Conv2d(facts.channels, layers[0], 3, padding=1)
+    width = next(entry for entry in reversed(layers) if entry != "M")
+    with torch.device("meta"):  # VGG's own head of 120 million weights is never made
+        model: Any = vgg.VGG(nn.Sequential(), num_classes, init_weights=False)
+    model.features, model.avgpool = features, nn.Identity()
+    model.classifier = nn.Sequential(nn.Linear(width, num_classes))
+    return cast(nn.Module, model)
+
+
+def _resnet18(facts: InputFacts, num_classes: int) -> nn.Module:
+    """ResNet-18 with a 3 x 3 stem: at 32 pixels nothing is thrown away before the first block.
+
+    At 28 pixels stem and pool keep their strides of 2, so that the blocks run at 7, 4, 2, 1: a
+    quarter of a quarter of the cost, which is enough for digits.
+    """
+    from torchvision.models import resnet18
+
+    model: Any = resnet18(num_classes=num_classes)
+    stride = 1 if facts.size == 32 else 2
+    model.conv1 = nn.Conv2d(facts.channels, 64, 3, stride, padding=1, bias=False)
+    if facts.size == 32:
+        model.maxpool = nn.Identity()
+    return cast(nn.Module, model)
+
+
+def _vit(facts: InputFacts, num_classes: int, **settings: Any) -> nn.Module:
+    """A timm ViT. Positions start at std 0.5 instead of 0.02, as large as the patches they join.
+
+    On digits that took twelve epochs of training from 87 to 97 % right.
+    """
+    from timm.models.vision_transformer import VisionTransformer
+
+    model: Any = VisionTransformer(
+        img_size=facts.size, in_chans=facts.channels, num_classes=num_classes, **settings
+    )
+    nn.init.normal_(model.pos_embed, std=0.5)
+    return cast(nn.Module, model)
+
+
+_VIT_TINY = partial(_vit, embed_dim=192, depth=12, num_heads=3)
+_VIT_SMALL = partial(_vit, embed_dim=384, depth=12, num_heads=6)
+_BACKBONES: dict[str, tuple[Callable[[InputFacts, int], nn.Module], InputFacts]] = {
+    "cnn-digits": (lambda facts, n: _vgg([32, 32, "M", 64, 64, "M", 128, "M"], facts, n), DIGITS),
+    "vit-digits": (
+        partial(_vit, patch_size=2, embed_dim=64, depth=4, num_heads=4, mlp_ratio=2.0),
+        DIGITS,
+    ),
+    "vgg16-mnist": (_vgg16, MNIST),
+    "resnet18-mnist": (_resnet18, MNIST),
+    "vit_tiny-mnist": (partial(_VIT_TINY, patch_size=7), MNIST),
+    "vit_small-mnist": (partial(_VIT_SMALL, patch_size=7), MNIST),
+    "vgg16-cifar": (_vgg16, CIFAR),
+    "resnet18-cifar": (_resnet18, CIFAR),
+    "vit_tiny-cifar": (partial(_VIT_TINY, patch_size=4), CIFAR),
+    "vit_small-cifar": (partial(_VIT_SMALL, patch_size=4), CIFAR),
+}
+_WEIGHTS = {
+    "wfilter:resnet18-cifar": "resnet18_cifar10.safetensors",
+    "wfilter:vgg16-cifar": "vgg16_bn_cifar10.safetensors",
+    "timm:vit_tiny_patch16_224": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+}
+
+
+def _from_wfilter(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+    return create(name) if num_classes is None else create(name, num_classes)
+
+
+def _from_timm(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+    import timm
+
+    if not timm.is_model(name.split(".")[0]):
+        raise ValueError(_unknown("timm model", name, timm.list_models()))
+    try:
+        if pretrained:
+            _refuse_out_of_reach(name)
+        return timm.create_model(name, pretrained=pretrained, num_classes=num_classes)
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"timm:{name} could not be made: {_first_line(error)}") from error
+
+
+def _refuse_out_of_reach(name: str) -> None:
+    """Say in seconds that weights cannot be fetched; huggingface_hub would retry for a minute."""
+    import timm
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    found: Any = timm.models.get_pretrained_cfg(name)
+    place = found.hf_hub_id if found else None
+    if not place or isinstance(try_to_load_from_cache(place, WEIGHTS_FILE), str):
+        return  # not from there, or already here
+    try:
+        urllib.request.urlopen(constants.ENDPOINT, timeout=REACH_SECONDS).close()
+    except urllib.error.HTTPError:
+        return  # it answers, whatever it says
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ValueError(
+            f"timm:{name} has its weights at {constants.ENDPOINT}, which cannot be reached "
+            f"({reason}). Check the network, or pass weights= (--weights) with a safetensors file."
+        ) from error
+
+
+def _from_torchvision(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+    models = _torchvision_models()
+    _check_torchvision(name)
+    settings = {} if num_classes is None else {"num_classes": num_classes}
+    if pretrained and num_classes is not None:
+        raise ValueError(
+            f"torchvision's weights of {name} have a head of their own: leave num_classes out."
+        )
+    try:
+        model = models.get_model(name, weights="DEFAULT" if pretrained else None, **settings)
+    except OSError as error:
+        raise ValueError(f"torchvision:{name} could not be fetched: {error}. Check the network, "
+                         "or pass weights= (--weights).") from error  # fmt: skip
+    return cast(nn.Module, model)
+
+
+def _torchvision_models() -> Any:
+    import torchvision
+
+    return torchvision.models
+
+
+def _call_function(module: str, name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
+    function = getattr(_import(module), name, None)
+    if not callable(function):
+        known = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
+        raise ValueError(_unknown(f"function of {module}", name, known))
+    settings = {} if num_classes is None else {"num_classes": num_classes}
+    try:
+        inspect.signature(function).bind(**settings)
+    except TypeError as error:
+        given = "num_classes alone" if settings else "no arguments"
+        raise ValueError(f"{module}:{name} cannot be called with {given}: {error}.") from error
+    model = function(**settings)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{module}:{name} returned {type(model).__name__}. Expected an nn.Module.")
+    return model
+
+
+_SOURCES = {"timm": _from_timm, "torchvision": _from_torchvision, "wfilter": _from_wfilter}
+
+
+def _import(module: str) -> Any:
+    sys.path.insert(0, os.getcwd())  # a console script's path lacks the working directory
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"{module!r} is neither timm, torchvision or wfilter nor a module that can be "
+            "imported. Write SOURCE:NAME, or package.module:function."
+        ) from error
+    finally:
+        sys.path.remove(os.getcwd())
+
+
+def _timm_facts(name: str) -> InputFacts:
+    import timm
+
+    if not timm.is_model(name.split(".")[0]):
+        raise ValueError(_unknown("timm model", name, timm.list_models()))
+    found: Any = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    channels, size, _ = found.input_size
+    return InputFacts(size, channels, tuple(found.mean), tuple(found.std))
+
+
+def _torchvision_facts(name: str) -> InputFacts:
+    models = _torchvision_models()
+    _check_torchvision(name)
+    preset = models.get_model_weights(name)["DEFAULT"].transforms()
+    return InputFacts(preset.crop_size[0], 3, tuple(preset.mean), tuple(preset.std))
+
+
+def _check_torchvision(name: str) -> None:
+    models = _torchvision_models()
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ValueError(_unknown("torchvision model", name, known))
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file. Give the path of a safetensors file.")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is not a safetensors file, or it is cut short ({error}). "
+            "Save weights with safetensors.torch.save_file."
+        ) from error
+
+
+def _without_source(spec: str) -> str:
+    if spec in _BACKBONES:
+        return f"model={spec!r} lacks its source. Write wfilter:{spec}."
+    return (
+        f"model={spec!r} lacks its source. Write timm:{spec}, torchvision:{spec}, "
+        "wfilter:NAME or package.module:function."
+    )
+
+
+def _unknown(argument: str, value: str, known: Iterable[str]) -> str:
+    known = list(known)
+    closest = difflib.get_close_matches(value, known, 3, cutoff=0.4) or known[:3]
+    return f"{argument} {value!r} is not known. Closest names: {', '.join(closest)}."
+
+
+def _some(found: list[str]) -> str:
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (", ".join(found[:3]) or "nothing") + more
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,1 @@
+"""Run metrics over methods and write the results as tables."""

@@ -1,0 +1,84 @@
+"""What forgetting costs: seconds, numbers to store, time to switch."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.data.running import synchronise
+from wfilter.evaluation.measures.bench import Bench, Measured, by_class
+from wfilter.evaluation.method import Subject
+
+
+def cost(subject: Subject, bench: Bench) -> Measured:
+    """What it takes to forget any class: seconds, numbers to store, time to switch."""
+
+    def number(row: int) -> dict[str, float | None]:
+        if subject.filtered is not None:
+            alphas = subject.filtered.alphas
+            stored, size = alphas.numel(), alphas.numel() * alphas.element_size()
+            wanted = torch.tensor([row])
+            filtered = subject.filtered
+            switch = _milliseconds(lambda: filtered.gates(wanted), alphas)
+        else:
+            own = changed_tensors(subject.model(row), bench.base)
+            stored = sum(tensor.numel() for tensor in own) * bench.num_classes
+            size = sum(t.numel() * t.element_size() for t in own) * bench.num_classes
+            served = [torch.empty_like(tensor) for tensor in own]
+            switch = _milliseconds(lambda: _copy(own, served), *own[:1])
+        found: dict[str, float | None] = {"stored": stored, "MB": size / 1e6, "switch ms": switch}
+        if row in subject.seconds:
+            found["s/class"] = subject.seconds[row]
+            found["s, all"] = subject.seconds[row] * bench.num_classes
+        return found
+
+    return by_class(subject, number)
+
+
+def changed_tensors(model: nn.Module, base: nn.Module) -> list[Tensor]:
+    """Tensors of a model that the base model does not have: what must be stored beside it.
+
+    Example:
+        >>> import copy
+        >>> from wfilter.baselines.logit_mask import Mask
+        >>> base = nn.Linear(4, 3)
+        >>> [t.shape for t in changed_tensors(nn.Sequential(copy.deepcopy(base), Mask([1])), base)]
+        [torch.Size([1])]
+    """
+    known = base.state_dict()
+    by_shape: dict[Any, list[Tensor]] = {}
+    for tensor in known.values():
+        by_shape.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
+    return [
+        tensor
+        for name, tensor in model.state_dict().items()
+        if not (name in known and _same(known[name], tensor))
+        and not any(_same(old, tensor) for old in by_shape.get((tensor.shape, tensor.dtype), []))
+    ]
+
+
+def _same(old: Tensor, new: Tensor) -> bool:
+    return old.shape == new.shape and torch.equal(old.to(new.device, new.dtype), new)
+
+
+def _copy(tensors: list[Tensor], places: list[Tensor]) -> None:
+    for tensor, place in zip(tensors, places):
+        place.copy_(tensor)
+
+
+@torch.no_grad()
+def _milliseconds(action: Callable[[], object], *tensors: Tensor, repeats: int = 7) -> float:
+    """Median wall time until the device of ``tensors`` is done, the first of all left out."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        action()
+        for tensor in tensors:
+            synchronise(tensor)
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times[1:])

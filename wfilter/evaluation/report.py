@@ -1,0 +1,441 @@
+"""``Report``: methods by metrics, every column with its direction and definition.
+
+A report keeps the number of every class; means, worst rows and gaps to the retrained model are
+worked out when it is shown. So reports of single classes can be joined and saved ones compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wfilter.evaluation.cells import Cell, Column, Row
+from wfilter.evaluation.render import Comparison, Line, Table, aligned, number, piped, plain
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+FIRST = ("original", "retrained", "random network")
+"""Methods that stand above the others: what all of them are compared with."""
+
+WEAK = 0.05
+"""How far below the original a retrained model's Acc_r may be before a report warns of it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A table of methods by metrics, with the facts needed to judge and repeat it.
+
+    Attributes:
+        columns: The metrics, in the order of the table.
+        rows: Method -> column name -> numbers.
+        classes: The classes that were forgotten, one at a time.
+        class_names: A name for each class of the model, or ``None``.
+        facts: Seed, versions, machine, data and budgets.
+        details: What no cell can hold: confusions, routings, curves, by method and class.
+
+    Example:
+        >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
+        >>> rows = {"ours": {"Acc_f": Cell({0: 0.0, 1: 0.5})}}
+        >>> report = Report((column,), rows, (0, 1), ("cat", "dog"))
+        >>> report.value("ours", "Acc_f"), report.worst("ours", "Acc_f")
+        (0.25, (0.5, 1))
+        >>> Report.from_json(report.to_json()) == report
+        True
+    """
+
+    columns: tuple[Column, ...]
+    rows: Mapping[str, Row]
+    classes: tuple[int, ...]
+    class_names: tuple[str, ...] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods, references first."""
+        return tuple(sorted(self.rows, key=lambda name: (name not in FIRST, _place(name))))
+
+    def column(self, name: str) -> Column:
+        """A column by name."""
+        found = next((column for column in self.columns if column.name == name), None)
+        if found is None:
+            names = ", ".join(column.name for column in self.columns)
+            raise KeyError(f"no column {name!r}; this report has {names}.")
+        return found
+
+    def value(self, method: str, column: str) -> float | None:
+        """The mean over classes, or ``None`` if the method has no such number."""
+        wanted = self.column(column)
+        if method not in self.rows:
+            raise KeyError(f"no method {method!r}; this report has {', '.join(self.rows)}.")
+        if wanted.derived == "worst":
+            worst = self.worst(method, wanted.source)
+            return None if worst is None else worst[0]
+        if wanted.derived == "gap":
+            return self._gap(method, wanted.source.split(", "))
+        if wanted.derived == "routing":
+            return self._routing_distance(method)
+        cell = self.rows[method].get(column)
+        return None if cell is None else cell.mean(wanted.cap)
+
+    def worst(self, method: str, column: str) -> tuple[float, int] | None:
+        """The worst class's number and the class."""
+        wanted, cell = self.column(column), self.rows[method].get(column)
+        if cell is None or not cell.by_class:
+            return None
+        numbers = {c: wanted.cap if v is None else v for c, v in cell.by_class.items()}
+        known = {c: value for c, value in numbers.items() if value is not None}
+        pick = min if wanted.better == "higher" else max
+        row = pick(known, key=known.__getitem__)
+        return known[row], row
+
+    def name_of(self, row: int) -> str:
+        """A class's name, or its index."""
+        return str(row) if self.class_names is None else self.class_names[row]
+
+    def _gap(self, method: str, names: Sequence[str]) -> float | None:
+        """Mean absolute difference to the retrained model over columns and the classes of both."""
+        retrained, mine = self.rows.get("retrained", {}), self.rows[method]
+        wanted = [name for name in names if name in retrained]
+        if method == "retrained" or not wanted or any(name not in mine for name in wanted):
+            return None
+        differences = []
+        for name in wanted:
+            theirs, ours = retrained[name].by_class, mine[name].by_class
+            shared = [row for row in ours if row in theirs]
+            if not shared:
+                return None
+            gaps = [abs((ours[row] or 0.0) - (theirs[row] or 0.0)) for row in shared]
+            differences.append(sum(gaps) / len(gaps))
+        return sum(differences) / len(differences)
+
+    def _routing_distance(self, method: str) -> float | None:
+        """Total variation to the retrained model's routing, mean over the classes of both."""
+        routings = self.details.get("routing", {})
+        mine, theirs = routings.get(method, {}), routings.get("retrained", {})
+        shared = [row for row in mine if row in theirs]
+        if method == "retrained" or not shared:
+            return None
+        return sum(_variation(mine[row], theirs[row]) for row in shared) / len(shared)
+
+    # ---- joining and comparing ----------------------------------------------------------------
+
+    @staticmethod
+    def join(reports: Iterable[Report]) -> Report:
+        """One report of several on the same problem: other methods, other classes of a method.
+
+        Raises:
+            ValueError: They name their classes differently, define a column differently, or give
+                two numbers for one method, class and column.
+
+        Example:
+            >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
+            >>> parts = [
+            ...     Report((column,), {"ours": {"Acc_f": Cell({c: 0.5 * c})}}, (c,)) for c in (0, 1)
+            ... ]
+            >>> Report.join(parts).value("ours", "Acc_f")
+            0.25
+        """
+        given = list(reports)
+        if not given:
+            raise ValueError("there is no report to join.")
+        names = {report.class_names for report in given}
+        if len(names) > 1:
+            raise ValueError(
+                "the reports name their classes differently:\n" + "\n".join(map(str, names))
+            )
+        rows: dict[str, dict[str, Cell]] = {}
+        for report in given:
+            for method, row in report.rows.items():
+                _add(rows.setdefault(method, {}), row, method)
+        classes = tuple(sorted({row for report in given for row in report.classes}))
+        details: dict[str, Any] = {}
+        for report in given:
+            _deep_update(details, report.details)
+        facts = {**given[0].facts}
+        return Report(_all_columns(given), rows, classes, given[0].class_names, facts, details)
+
+    def against(self, other: Report) -> Comparison:
+        """This report's numbers beside those of another on the same classes.
+
+        Raises:
+            ValueError: The other report is for other classes, or has no method or column in common.
+
+        Example:
+            >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
+            >>> old, new = (
+            ...     Report((column,), {"ours": {"Acc_f": Cell({0: value})}}, (0,))
+            ...     for value in (0.5, 0.25)
+            ... )
+            >>> print(new.against(old))
+            method  column   this  other  difference
+            ours    Acc_f ↓  25.0   50.0  -25.0 better
+        """
+        other.refuse_other_classes(self.classes, self.class_names)
+        theirs = {column.name: column for column in other.columns}
+        lines = [
+            Line(method, column, here, there)
+            for column in self.columns
+            if theirs.get(column.name, column).kind == column.kind and column.name in theirs
+            for method in self.methods
+            if method in other.rows
+            if (here := self.value(method, column.name)) is not None
+            if (there := other.value(method, column.name)) is not None
+        ]
+        if not lines:
+            raise ValueError(
+                f"the reports share no number: methods {', '.join(self.methods)}\n"
+                f"against {', '.join(other.methods)}. Evaluate the same methods and metrics."
+            )
+        shown = dict.fromkeys(line.column for line in lines)
+        changed = [c for c in shown if theirs[c.name].definition != c.definition]
+        notes = (f"{c.name} is not the same there: {theirs[c.name].definition}" for c in changed)
+        return Comparison(tuple(lines), tuple(notes))
+
+    def refuse_other_classes(
+        self, classes: tuple[int, ...], class_names: tuple[str, ...] | None
+    ) -> None:
+        """Stop where numbers for these classes could not be compared with this report's."""
+        if (self.classes, self.class_names) != (classes, class_names):
+            raise ValueError(
+                f"this report is for the classes {_listed(classes, class_names)}\n"
+                f"and the other for {_listed(self.classes, self.class_names)}. Evaluate both with "
+                "the same rows=."
+            )
+
+    # ---- showing ------------------------------------------------------------------------------
+
+    def tables(self) -> list[Table]:
+        """One table for each group of columns that has a number."""
+        found = []
+        for group in dict.fromkeys(column.group for column in self.columns):
+            columns = [column for column in self.columns if column.group == group]
+            numbers = {m: [self._shown(m, column) for column in columns] for m in self.methods}
+            kept = [i for i in range(len(columns)) if any(row[i] for row in numbers.values())]
+            lines = {m: [row[i] or "-" for i in kept] for m, row in numbers.items() if any(row)}
+            if lines:
+                found.append(Table(group, tuple(columns[i] for i in kept), lines))
+        return found
+
+    def _shown(self, method: str, column: Column) -> str:
+        value = self.value(method, column.name)
+        if value is None:
+            return ""
+        text = number(value, column.kind)
+        if column.derived == "worst":
+            worst = self.worst(method, column.source)
+            return text if worst is None else f"{text} {self.name_of(worst[1])}"
+        cell = self.rows[method].get(column.name)
+        if column.kind == "epochs" and cell is not None:
+            never = bool(cell.by_class) and cell.failures == len(cell.by_class)
+            return f"{'> ' if never else ''}{text} ({cell.failures})"
+        return text
+
+    def heading(self) -> str:
+        """What was evaluated, in one line."""
+        named = _listed(self.classes, self.class_names)
+        return f"Forgetting one class at a time: {named}"
+
+    def notes(self) -> list[str]:
+        """Facts and remarks, one line each."""
+        lines = [f"{name}: {plain(value)}" for name, value in self.facts.items() if value != []]
+        return [*lines, *self._partly_measured(), *self._weak_bar(), *self._routing_lines()]
+
+    def _partly_measured(self) -> list[str]:
+        """Methods whose means are over some of the classes, by those classes."""
+        found: dict[tuple[int, ...], list[str]] = {}
+        for method in self.methods:
+            cells = self.rows[method].values()
+            measured = tuple(sorted({row for cell in cells for row in cell.by_class}))
+            if measured and set(measured) != set(self.classes):
+                found.setdefault(measured, []).append(method)
+        return [
+            f"measured on {_listed(rows, self.class_names)} only, so not to be compared with means "
+            f"over all classes: {', '.join(methods)}"
+            for rows, methods in found.items()
+        ]
+
+    def _weak_bar(self) -> list[str]:
+        """A warning where the retrained model is no bar, for want of training."""
+        known = [self.rows.get(method, {}).get("Acc_r") for method in ("original", "retrained")]
+        if any(cell is None for cell in known):
+            return []
+        original, retrained = (cell.mean() for cell in known if cell is not None)
+        if original - retrained <= WEAK:
+            return []
+        return [
+            f"the retrained model has Acc_r {100 * retrained:.1f}, the original "
+            f"{100 * original:.1f}: it was trained too little to be a bar, and what is compared "
+            "with it says little."
+        ]
+
+    def _routing_lines(self) -> list[str]:
+        """Where the images of each class go, for up to ten classes of the evaluated model."""
+        routings = self.details.get("routing", {})
+        lines = []
+        for method in [m for m in self.methods if m in routings and m != "original"][:2]:
+            shown = [
+                f"{self.name_of(row)} to {self._destinations(shares)}"
+                for row, shares in list(routings[method].items())[:10]
+            ]
+            lines.append(f"routing, {method}: {'; '.join(shown)}")
+        return lines
+
+    def _destinations(self, shares: Mapping[int, float]) -> str:
+        top = sorted(shares.items(), key=lambda item: -item[1])[:2]
+        return ", ".join(f"{self.name_of(row)} {100 * share:.0f} %" for row, share in top)
+
+    def __str__(self) -> str:
+        parts = [self.heading()]
+        for table in self.tables():
+            parts.append(f"{table.title}\n{aligned(table.grid())}\n{table.definitions('  ')}")
+        return "\n\n".join([*parts, "\n".join(self.notes())])
+
+    def __rich__(self) -> Group:
+        """Tables for a rich console."""
+        from rich import box, markup
+        from rich import table as rich_table
+        from rich.console import Group
+
+        parts: list[Any] = [markup.escape(self.heading())]
+        for table in self.tables():
+            shown = rich_table.Table(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
+            for place, name in enumerate(table.grid()[0]):
+                shown.add_column(name, justify="right" if place else "left", no_wrap=True)
+            for line in table.grid()[1:]:
+                shown.add_row(*map(markup.escape, line))
+            parts += [shown, f"[dim]{markup.escape(table.definitions('  '))}[/dim]"]
+        return Group(*parts, markup.escape("\n".join(self.notes())))
+
+    def to_markdown(self) -> str:
+        """Headings, pipe tables, definitions as lists."""
+        parts = [self.heading() + "."]
+        for table in self.tables():
+            title = table.title[0].upper() + table.title[1:]
+            parts.append(f"### {title}\n\n{piped(table.grid())}\n\n{table.definitions('- ')}")
+        return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes())]) + "\n"
+
+    def to_latex(self) -> str:
+        """One ``tabular`` for each group, with ``booktabs`` rules; definitions as comments."""
+        return "\n\n".join(table.to_latex() for table in self.tables()) + "\n"
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """All of it, as `from_json` reads it; written to ``path`` too if given."""
+        text = json.dumps(
+            {"format": 1, **asdict(self)}, indent=None if path is None else 1, allow_nan=False
+        )
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    @staticmethod
+    def from_json(source: str | Path) -> Report:
+        """A report from the text of `to_json` or from a file with it.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It is no report.
+        """
+        text = source if isinstance(source, str) and source.lstrip()[:1] == "{" else None
+        if text is None:
+            if not Path(source).is_file():
+                raise FileNotFoundError(f"{source} does not exist. Write it with to_json(path).")
+            text = Path(source).read_text(encoding="utf-8")
+        try:
+            return _from_dict(json.loads(text))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            where = "the text" if text is source else source
+            raise ValueError(
+                f"{where} is not a report ({error!r}). Write it with report.to_json(path)."
+            ) from None
+
+
+def _listed(classes: tuple[int, ...], class_names: tuple[str, ...] | None) -> str:
+    names = [str(row) if class_names is None else class_names[row] for row in classes]
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+# ---- parts --------------------------------------------------------------------------------------
+
+
+def _place(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else 0  # the sort keeps the order of the others
+
+
+def _variation(mine: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """Total variation between two sparse routings."""
+    return sum(abs(mine.get(row, 0.0) - theirs.get(row, 0.0)) for row in {*mine, *theirs}) / 2
+
+
+def _add(into: dict[str, Cell], row: Row, method: str) -> None:
+    """In place: the numbers of a row beside those already there."""
+    for column, cell in row.items():
+        old = into.get(column)
+        into[column] = cell if old is None else _joined(method, column, old, cell)
+
+
+def _joined(method: str, column: str, old: Cell, new: Cell) -> Cell:
+    shared = sorted({*old.by_class} & {*new.by_class})
+    if shared or (not old.by_class and not new.by_class and old != new):
+        raise ValueError(
+            f"two reports have a number for {method}, {column}"
+            f"{f', class {shared[0]}' if shared else ''}. Join each measurement once."
+        )
+    return Cell({**old.by_class, **new.by_class}, old.value)
+
+
+def _all_columns(reports: Sequence[Report]) -> tuple[Column, ...]:
+    columns: dict[str, Column] = {}
+    for report in reports:
+        for column in report.columns:
+            if columns.setdefault(column.name, column) != column:
+                raise ValueError(
+                    f"the reports define {column.name} differently:\n{columns[column.name]}\n"
+                    f"{column}. Measure them with the same budget."
+                )
+    return tuple(columns.values())
+
+
+def _deep_update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
+    """In place: nested mappings are merged, anything else replaced."""
+    for key, value in new.items():
+        if isinstance(value, Mapping):
+            _deep_update(into.setdefault(key, {}), value)
+        else:
+            into[key] = value
+
+
+def _from_dict(stored: dict[str, Any]) -> Report:
+    if stored["format"] != 1:
+        raise ValueError(f"format {stored['format']}, this wfilter reads format 1")
+    rows = {
+        method: {name: _cell(cell) for name, cell in row.items()}
+        for method, row in stored["rows"].items()
+    }
+    names = stored["class_names"]
+    return Report(
+        tuple(Column(**column) for column in stored["columns"]),
+        rows,
+        tuple(stored["classes"]),
+        None if names is None else tuple(names),
+        stored["facts"],
+        _int_keys(stored["details"]),
+    )
+
+
+def _cell(stored: dict[str, Any]) -> Cell:
+    return Cell({int(row): value for row, value in stored["by_class"].items()}, stored["value"])
+
+
+def _int_keys(stored: Any) -> Any:
+    """JSON has no integer keys: a mapping whose keys are all digits had classes as keys."""
+    if not isinstance(stored, dict):
+        return stored
+    digits = all(key.isdigit() for key in stored)
+    return {(int(key) if digits else key): _int_keys(value) for key, value in stored.items()}

@@ -1,0 +1,360 @@
+"""Run the metrics over a filtered model, and over its rivals in the same table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from wfilter import baselines
+from wfilter.core.gates import class_index
+from wfilter.core.model import FilteredModel
+from wfilter.data.running import device_of
+from wfilter.evaluation.columns import Budget
+from wfilter.evaluation.measures import MEASURES, Bench, measure
+from wfilter.evaluation.method import Pairs, Subject, as_batches, checked, run
+from wfilter.evaluation.report import Report
+
+CHEAP = ("accuracy", "zrf", "cost")
+Rivals: TypeAlias = Iterable[str] | Mapping[str, Mapping[int, nn.Module]]
+
+
+def evaluate(
+    model: FilteredModel | nn.Module,
+    data: Any,
+    *,
+    metrics: str | Iterable[str] = CHEAP,
+    rows: int | str | Sequence[int | str] | None = None,
+    train: Any = None,
+    retrained: nn.Module | Mapping[int, nn.Module] | None = None,
+    rivals: Rivals = (),
+    rival_options: Mapping[str, Mapping[str, Any]] | None = None,
+    original: nn.Module | None = None,
+    budget: Budget | None = None,
+    seconds: float | None = None,
+    factory: Callable[[], nn.Module] | None = None,
+    seed: int = 0,
+) -> Report:
+    """A table of everything asked about a filtered model, with the original and rivals beside it.
+
+    Every image is tried under all rows in mixed batches: ten rows cost ten forwards of the data
+    (fewer where rows share what lies before the first gate), and the data is read once for each
+    method.
+
+    Args:
+        model: A filtered model; or a plain one that has forgotten the one class named by ``rows``.
+        data: Test images with labels: an `ImageSet`, a dataset, batches, or a pair of tensors.
+        metrics: ``"all"`` or names: ``accuracy`` (with worst row, confusion, routing and AUS),
+            ``sets``, ``zrf``, ``probe``, ``membership``, ``relearn``, ``few_shot``, ``curves``
+            (insertion and deletion), ``cost``. The default ones are cheap.
+        rows: Classes to forget, one at a time; default all.
+        train: Training images with labels, for ``probe``, ``membership``, ``relearn``,
+            ``few_shot`` and for rivals given by name, which see them shuffled (batches that you
+            made keep your order).
+        retrained: The model retrained without a class, for each class; its numbers are the bar.
+        rivals: Names from `wfilter.baselines.METHODS` or ``"all"``, run here; or finished models,
+            ``{name: {class: model}}``.
+        rival_options: Keyword arguments for a rival given by name.
+        original: The original model, if ``model`` is a plain one.
+        budget: How many images, draws and epochs the metrics may use.
+        seconds: What untraining took in all (``History.seconds``), for the cost.
+        factory: Makes a freshly initialised model, where a copy of the original cannot be reset.
+        seed: Of everything random.
+
+    Raises:
+        ValueError: A class has no samples, a metric is unknown or lacks what it needs.
+        TypeError: The data has no labels or can be read only once.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*", init=-1000.0)
+        >>> data = (torch.randn(30, 4), torch.arange(30) % 3)
+        >>> report = evaluate(wf, data, rivals=["logit_mask"], train=data)
+        >>> report.methods
+        ('original', 'wfilter', 'logit_mask')
+        >>> report.value("logit_mask", "Acc_f")
+        0.0
+    """
+    start = time.perf_counter()
+    names = _chosen(metrics)
+    shared = {"train": train, "original": original, "budget": budget, "factory": factory}
+    bench = make_bench(model, data, rows=rows, seed=seed, **shared)
+    _refuse_lacking(names, rivals, train)
+    subjects = [_subject(model, bench, seconds)]
+    subjects += [_retrained(retrained, bench)] if retrained is not None else []
+    subjects += _rivals(rivals, rival_options or {}, bench, train)
+    if any(subject.name != "original" for subject in subjects):
+        subjects.insert(0, Subject.of_one("original", bench.base, bench.rows))
+    parts = [report_on(subject, bench, _possible(names, metrics, bench)) for subject in subjects]
+    parts += _controls(names, subjects, bench)
+    report = Report.join(parts)
+    took = round(time.perf_counter() - start, 1)
+    return _with_facts(report, names, bench, took)
+
+
+def compare(
+    wf: FilteredModel,
+    models: Mapping[str, Mapping[int, nn.Module]],
+    data: Any,
+    *,
+    classes: Sequence[int | str],
+    **options: Any,
+) -> Report:
+    """A filtered model and finished models of other methods in one table, on a few classes.
+
+    Args:
+        wf: The filtered model.
+        models: Method -> class -> model that has forgotten the class. ``"retrained"`` is the bar.
+        data: As in `evaluate`.
+        classes: To forget, one at a time.
+        options: Of `evaluate`.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
+        >>> data = (torch.randn(30, 4), torch.arange(30) % 3)
+        >>> compare(wf, {"retrained": {1: nn.Linear(4, 3)}}, data, classes=[1]).methods
+        ('original', 'retrained', 'wfilter')
+    """
+    return evaluate(wf, data, rows=classes, rivals=models, **options)
+
+
+def make_bench(
+    model: FilteredModel | nn.Module,
+    data: Any,
+    *,
+    rows: int | str | Sequence[int | str] | None = None,
+    train: Any = None,
+    original: nn.Module | None = None,
+    budget: Budget | None = None,
+    factory: Callable[[], nn.Module] | None = None,
+    seed: int = 0,
+) -> Bench:
+    """The problem that methods are measured on, for use with `report_on`; as in `evaluate`.
+
+    Example:
+        >>> data = (torch.randn(30, 4), torch.arange(30) % 3)
+        >>> base = nn.Linear(4, 3)
+        >>> bench = make_bench(base, data, rows=1, original=base)
+        >>> report_on(Subject.of_models("mine", {1: nn.Linear(4, 3)}), bench, ["accuracy"]).methods
+        ('mine',)
+    """
+    batches = as_batches(data)
+    if isinstance(model, FilteredModel):
+        model.refuse_other_classes(data)
+        model.refuse_other_classes(train)
+        base, number, names = model.base, model.num_classes, model.class_names
+    elif rows is None or original is None:
+        raise ValueError(
+            "a plain model has forgotten one class: say which with rows=, and pass original=, the "
+            "model it was made from."
+        )
+    else:
+        base, names = original, getattr(data, "class_names", None)
+        number = _num_classes(base, batches)
+    wanted = range(number) if rows is None else [rows] if isinstance(rows, int | str) else rows
+    found = tuple(sorted({class_index(row, number, names) for row in wanted}))
+    if not found:
+        raise ValueError("rows is empty: name at least one class to forget.")
+    trained = None if train is None else as_batches(train, "train")
+    names = names or getattr(data, "class_names", None)
+    return Bench(base, batches, trained, found, number, budget or Budget(), seed, factory, names)
+
+
+def report_on(subject: Subject, bench: Bench, metrics: Iterable[str] = CHEAP) -> Report:
+    """The report of one method; join several with `Report.join`.
+
+    Example:
+        >>> data, base = (torch.randn(30, 4), torch.arange(30) % 3), nn.Linear(4, 3)
+        >>> bench = make_bench(base, data, rows=[0, 1], original=base)
+        >>> report = report_on(Subject.of_one("original", base, (0, 1)), bench, ["accuracy"])
+        >>> report.value("original", "AUS") <= 1
+        True
+    """
+    cells: dict[str, Any] = {}
+    details: dict[str, Any] = {}
+    names = list(metrics)
+    for name in names:
+        found = measure(name, subject, bench)
+        cells |= found.cells
+        for detail, value in found.details.items():
+            details[detail] = {subject.name: value}
+    ordered = [MEASURES[name] for name in MEASURES if name in names]
+    columns = tuple(column for each in ordered for column in each.columns(bench.problem))
+    rows = {subject.name: cells}
+    return Report(columns, rows, bench.rows, bench.class_names, _facts(bench, names), details)
+
+
+# ---- methods ----------------------------------------------------------------------------------
+
+
+def _subject(model: FilteredModel | nn.Module, bench: Bench, seconds: float | None) -> Subject:
+    if isinstance(model, FilteredModel):
+        return Subject.of_filtered(model, bench.rows, seconds=seconds)
+    if model is bench.base:
+        return Subject.of_one("original", model, bench.rows)
+    if len(bench.rows) != 1:
+        raise ValueError(
+            f"a plain model has forgotten one class, but rows= names {len(bench.rows)}. Pass the "
+            "others as rivals={name: {class: model}}."
+        )
+    spent = {} if seconds is None else {bench.rows[0]: seconds}
+    return Subject.of_models("model", {bench.rows[0]: model}, spent)
+
+
+def _retrained(given: nn.Module | Mapping[int, nn.Module], bench: Bench) -> Subject:
+    if isinstance(given, nn.Module):
+        if len(bench.rows) != 1:
+            raise ValueError(
+                f"one retrained model for {len(bench.rows)} classes. Pass {{class: model}}: each "
+                "class has a model of its own that never saw it."
+            )
+        given = {bench.rows[0]: given}
+    return _models("retrained", given, bench)
+
+
+def _models(name: str, models: Mapping[int, nn.Module], bench: Bench) -> Subject:
+    """Finished models, of the classes under test."""
+    if not isinstance(models, Mapping):
+        raise TypeError(f"{name} is a {type(models).__name__}; expected {{class: model}}.")
+    kept = {row: models[row] for row in bench.rows if row in models}
+    if not kept:
+        raise ValueError(
+            f"{name} has models for the classes {sorted(models)}\n"
+            f"and the report is for {list(bench.rows)}. Pass a model for one of these."
+        )
+    return Subject.of_models(name, kept)
+
+
+def _rivals(
+    rivals: Rivals, options: Mapping[str, Mapping[str, Any]], bench: Bench, train: Any
+) -> list[Subject]:
+    if isinstance(rivals, Mapping):
+        return [_models(name, models, bench) for name, models in rivals.items()]
+    given = (
+        (baselines.METHODS if rivals == "all" else [rivals]) if isinstance(rivals, str) else rivals
+    )
+    names = [name for name in given if name != "original"]
+    made = {}
+    for row in bench.rows if names else ():
+        batches = as_batches(train, "train", shuffle=bench.seed)
+        pairs = Pairs(batches, bench.num_classes, "train")
+        made[row] = baselines.run(
+            bench.base, row, pairs, methods=names, options=options, seed=bench.seed
+        )
+    return [
+        Subject.of_models(
+            name,
+            {row: found[name].model for row, found in made.items()},
+            {row: found[name].seconds for row, found in made.items()},
+        )
+        for name in names
+    ]
+
+
+def _controls(names: Sequence[str], subjects: Sequence[Subject], bench: Bench) -> list[Report]:
+    """Lines that only some metrics need: a random network's features, the ceiling of sets."""
+    parts = []
+    if "probe" in names and _resettable(bench):
+        random = Subject.of_one("random network", bench.random_networks[0], bench.rows)
+        parts.append(report_on(random, bench, ["probe"]))
+    if "sets" in names:
+
+        def masked(images: Tensor, chosen: Tensor) -> Tensor:
+            return run(bench.base, images).masked_fill(chosen, -torch.inf)
+
+        mask = Subject("logit_mask", bench.rows, lambda row: bench.base, sets=masked)
+        parts.append(report_on(mask, bench, ["sets"]))
+    return parts
+
+
+# ---- what was asked ---------------------------------------------------------------------------
+
+
+def _chosen(metrics: str | Iterable[str]) -> list[str]:
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    names = list(MEASURES) if names == ["all"] else names
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown or not names:
+        raise ValueError(
+            f"metrics={unknown or names} is unknown; expected 'all' or some of {list(MEASURES)}."
+        )
+    return [name for name in MEASURES if name in names]
+
+
+def _refuse_lacking(names: Sequence[str], rivals: Rivals, train: Any) -> None:
+    if train is not None:
+        return
+    needy = [name for name in names if MEASURES[name].needs_train]
+    if needy:
+        raise ValueError(f"{', '.join(needy)} need training images: pass train=.")
+    if rivals and not isinstance(rivals, Mapping):
+        raise ValueError(
+            "rivals given by name are made here and need training images: pass train=."
+        )
+
+
+def _possible(names: list[str], asked: str | Iterable[str], bench: Bench) -> list[str]:
+    """Without ZRF where it was not asked for by name and no random network can be had."""
+    if "zrf" in names and asked is CHEAP and not _resettable(bench):
+        return [name for name in names if name != "zrf"]
+    return names
+
+
+def _resettable(bench: Bench) -> bool:
+    try:
+        return bool(bench.random_networks)
+    except ValueError:
+        return False
+
+
+def _num_classes(model: nn.Module, batches: Any) -> int:
+    first = next(iter(batches), None)
+    if first is None:
+        raise ValueError("data has no batches.")
+    return int(run(model, checked(first, "data")[0][:1]).shape[-1])
+
+
+# ---- facts ------------------------------------------------------------------------------------
+
+
+def _facts(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
+    from wfilter import __version__
+
+    python = platform.python_version()
+    budget = asdict(bench.budget) | {"retain_rows": bench.problem.retain_rows or "all"}
+    return {
+        "seed": bench.seed,
+        "metrics": list(names),
+        **({"test images": _counted(bench)} if "accuracy" in names else {}),
+        "budget": {k: list(v) if isinstance(v, tuple) else v for k, v in budget.items()},
+        "versions": {"wfilter": __version__, "torch": str(torch.__version__), "python": python},
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "device": str(device_of(bench.base)),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _counted(bench: Bench) -> dict[str, int]:
+    """How many images the accuracies are of."""
+    counts = bench.counts[1][list(bench.rows)]
+    fewest = int(counts.min())
+    return {"in all": int(bench.counts[1].sum()), "of a forgotten class, at least": fewest}
+
+
+def _with_facts(report: Report, names: Sequence[str], bench: Bench, took: float) -> Report:
+    from wfilter.files.checkpoint import fingerprint
+
+    more: dict[str, Any] = {"original": fingerprint(bench.base)[:16], "seconds of evaluation": took}
+    if "zrf" in names and not any("ZRF" in row for row in report.rows.values()):
+        more["left out"] = "zrf: no random network could be made of this model; pass factory="
+    return replace(report, facts={**report.facts, **more})

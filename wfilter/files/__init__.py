@@ -1,0 +1,1 @@
+"""What is written to disk: filters, model cards, exported graphs."""

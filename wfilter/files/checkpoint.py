@@ -1,0 +1,237 @@
+"""Save and load the alphas: one safetensors file, no pickle, written atomically.
+
+The file's header carries what is needed to refuse the wrong base model, and a digest over alphas
+and facts, so that a changed byte is an error and never a different model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.core.attach import apply_weight_filtering, remove_weight_filtering
+from wfilter.core.gates import HARD
+from wfilter.files import card
+
+if TYPE_CHECKING:
+    from wfilter.core.model import FilteredModel
+    from wfilter.evaluation.report import Report
+
+FORMAT = 1
+FILE = "filters.safetensors"
+REMEDY = "Copy the file again or write it anew with wf.save(path)."
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A digest of a model's parameters and buffers: names, shapes, dtypes and every byte.
+
+    Example:
+        >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> fingerprint(a) == fingerprint(a), fingerprint(a) == fingerprint(b)
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            _feed(digest, name, tensor)
+    return digest.hexdigest()
+
+
+def save(wf: FilteredModel, path: str | Path, report: Report | None = None) -> Path:
+    """Write the alphas of ``wf``; a path without suffix becomes a folder with a model card.
+
+    An existing file is replaced in one step: a crash leaves the old one or the new one. The card
+    shows the figures of ``report``, if there is one.
+    """
+    from safetensors.torch import save as to_bytes
+
+    wf.refuse_inside_forgetting("save")
+    wf._refuse_bad_alphas()
+    path = Path(path)
+    if path.suffix == "":
+        path.mkdir(parents=True, exist_ok=True)
+        figures = "" if report is None else report.to_markdown()
+        write_atomically(path / card.NAME, card.model_card(wf, figures=figures).encode())
+        path = path / FILE
+    alphas = {name: alpha.detach().cpu().contiguous().clone() for name, alpha in wf.alpha.items()}
+    facts = _facts(wf)
+    facts["digest"] = digest_of(facts, alphas)
+    write_atomically(path, to_bytes(alphas, metadata={"wfilter": json.dumps(facts)}))
+    return path
+
+
+def load(
+    path: str | Path, model: nn.Module, *, example_input: Tensor | None = None
+) -> FilteredModel:
+    """Filters from a file written by ``FilteredModel.save``, on the base model they were made for.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, of another format, or belongs to another base model. The
+            model given is then left as it was.
+    """
+    path = Path(path)
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist. Write it with wf.save(path).")
+    facts, shapes = _read(path)
+    found = fingerprint(model)
+    if found != facts["base"]:
+        raise ValueError(
+            f"{path} was made for another base model ({facts['architecture']}).\n"
+            f"  fingerprint in the file: {facts['base'][:16]}\n"
+            f"  fingerprint of this {type(model).__name__}: {found[:16]}\n"
+            "Load the weights the filters were trained on before attaching them."
+        )
+    try:
+        wf = apply_weight_filtering(
+            model,
+            facts["num_classes"],
+            targets=lambda name, module, parameter: name in shapes,
+            granularity=facts["granularity"],
+            class_names=facts.get("class_names"),
+            example_input=example_input,
+        )
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit this model: {error}") from error
+    try:
+        _fill(wf, path, facts, shapes)
+    except BaseException:
+        remove_weight_filtering(wf)
+        raise
+    return wf
+
+
+def _fill(wf: FilteredModel, path: Path, facts: dict[str, Any], shapes: Shapes) -> None:
+    """In place: the alphas of a file, read only where their shapes are those of the model."""
+    expected = {name: tuple(alpha.shape) for name, alpha in wf.alpha.items()}
+    if expected != shapes:
+        missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
+        raise ValueError(
+            f"{path} does not fit this model: missing {missing[:3]}, unexpected {extra[:3]}, or "
+            "shapes differ."
+        )
+    alphas = _read_alphas(path, facts)
+    with torch.no_grad():
+        for name, alpha in alphas.items():
+            wf.alpha[name].copy_(alpha)
+    wf.pin_open(name for name, alpha in alphas.items() if bool((alpha == HARD).all()))
+    wf.hard = facts.get("hard", False)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Shapes]:
+    """The facts of a file and the shapes of its alphas, which are not looked at yet."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
+            facts = json.loads((file.metadata() or {})["wfilter"])
+            version, _ = facts["format"], facts["digest"]
+    except KeyError:
+        raise ValueError(
+            f"{path} is not a wfilter file: it carries no filter facts. "
+            "Give the folder or file that wf.save or wfilter untrain wrote."
+        ) from None
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read ({error}). {REMEDY}") from None
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {version}, this wfilter reads format {FORMAT}.")
+    if not _sensible(facts, shapes):
+        raise ValueError(f"{path} does not hold filters that wfilter would write. {REMEDY}")
+    if sorted(shapes) != facts.get("targets"):
+        listed = facts.get("targets") or []
+        missing, extra = sorted(set(listed) - set(shapes)), sorted(set(shapes) - set(listed))
+        raise ValueError(
+            f"{path} is damaged: missing {missing[:3]}, unexpected {extra[:3]}. {REMEDY}"
+        )
+    return facts, shapes
+
+
+def _read_alphas(path: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        alphas = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if digest_of({k: v for k, v in facts.items() if k != "digest"}, alphas) != facts["digest"]:
+        raise ValueError(f"{path} is damaged: its digest does not match its content. {REMEDY}")
+    if not all(a.is_floating_point() and bool(a.isfinite().all()) for a in alphas.values()):
+        raise ValueError(f"{path} holds alphas that are no finite numbers. {REMEDY}")
+    return alphas
+
+
+def _sensible(facts: dict[str, Any], shapes: Shapes) -> bool:
+    """Whether all facts are there and of their kind, and the alphas have a row per class."""
+    kinds = {"num_classes": int, "granularity": str, "architecture": str, "base": str}
+    lists = [facts.get("class_names"), facts.get("targets")]
+    return (
+        all(type(facts.get(key)) is kind for key, kind in kinds.items())
+        and type(facts.get("hard", False)) is bool
+        and all(n is None or (type(n) is list and all(type(s) is str for s in n)) for n in lists)
+        and all(len(s) == 2 and s[0] == facts["num_classes"] for s in shapes.values())
+    )
+
+
+def _facts(wf: FilteredModel) -> dict[str, Any]:
+    from wfilter import __version__
+
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "num_classes": wf.num_classes,
+        "class_names": None if wf.class_names is None else list(wf.class_names),
+        "granularity": wf.granularity,
+        "hard": wf.hard,
+        "targets": sorted(target.name for target in wf.targets),
+        "architecture": type(wf.base).__name__,
+        "base": fingerprint(wf.base),
+    }
+
+
+def digest_of(facts: dict[str, Any], alphas: dict[str, Tensor]) -> str:
+    """A digest over the facts and tensors of a file, names, shapes and dtypes included."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(alphas):
+        _feed(digest, name, alphas[name])
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, name: str, tensor: Tensor) -> None:
+    digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step, the content safely on disk first."""
+    try:
+        _write_and_replace(path, content)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(
+            error.errno,
+            f"{path} was not written ({reason}); what was there before is untouched. Free space, "
+            "or choose a folder that can be written to",
+        ) from error
+
+
+def _write_and_replace(path: Path, content: bytes) -> None:
+    # Not by tempfile: its files are for their owner alone, whatever the umask says.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

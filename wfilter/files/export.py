@@ -1,0 +1,252 @@
+"""Export a filtered model as one graph whose inputs are the images and what each is to forget."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.core.inspection import example_inputs
+from wfilter.core.model import FilteredModel
+
+# Batches an exported graph is checked on: one image, the traced number, and another.
+TRACED, CHECKED = 3, (1, 3, 5)
+Program = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the file, its size, and how far its logits are from the model's."""
+
+    path: Path
+    inputs: tuple[str, ...]
+    size: int
+    largest_difference: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.size / 2**20:.1f} MiB, inputs {', '.join(self.inputs)}; "
+            f"largest difference from the model {self.largest_difference:.1e}"
+        )
+
+
+def export(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    forget: str = "labels",
+    example_input: Tensor | None = None,
+) -> Exported:
+    """Write a filtered or plain model as a graph, and check the file against the model.
+
+    The graph takes ``images`` and ``forget``, any number of them; a plain model, such as a baked
+    one, only images. Labels out of range stop the graph, in the words of its runtime.
+
+    Args:
+        model: A `FilteredModel`, or any module that maps images to logits.
+        path: ``.pt2`` for `torch.export`, ``.onnx`` for ONNX (needs onnx and onnxscript).
+        forget: ``"labels"``, int64 ``(batch,)`` with -1 for nothing, or ``"sets"``, bool
+            ``(batch, num_classes)``.
+        example_input: Images of the size to export for, where it cannot be guessed.
+
+    Returns:
+        The file's facts; its logits were compared with the model's on batches of three sizes.
+
+    Raises:
+        ValueError: The suffix or ``forget`` is unknown, or the model cannot be traced.
+        RuntimeError: The written graph answers differently.
+
+    Example:
+        >>> import tempfile, wfilter
+        >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     export(wf, f"{folder}/model.pt2").inputs
+        ('images', 'forget')
+    """
+    path = Path(path)
+    if path.suffix not in _WRITERS:
+        raise ValueError(f"{path} ends in neither .pt2 nor .onnx: the suffix chooses the format.")
+    if forget not in ("labels", "sets"):
+        raise ValueError(f"forget={forget!r} is unknown. Use 'labels' or 'sets'.")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a folder. Make it first.")
+    network, make_inputs = _as_graph(model, forget, _image(model, example_input))
+    write, read = _WRITERS[path.suffix]
+    with _quiet(), torch.no_grad():
+        write(network, make_inputs(TRACED), path)
+        difference = _compare(network, read(path), make_inputs)
+    names = ("images", "forget")[: len(make_inputs(1))]
+    return Exported(path, names, path.stat().st_size, difference)
+
+
+class _Graph(nn.Module):
+    """What is traced: the filtered model without its checks, which would fix the batch size."""
+
+    def __init__(self, wf: FilteredModel):
+        super().__init__()
+        self.wf = wf
+
+    def forward(self, images: Tensor, forget: Tensor) -> Any:
+        return self.wf._forward(images, forget)
+
+
+class _Plain(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Any:
+        return self.model(images)
+
+
+def _as_graph(
+    model: nn.Module, forget: str, image: Tensor
+) -> tuple[nn.Module, Callable[[int], tuple[Tensor, ...]]]:
+    """The module to trace, and a function that makes inputs for a number of images."""
+    generator = torch.Generator().manual_seed(0)
+
+    def images(count: int) -> Tensor:
+        drawn = torch.rand(count, *image.shape[1:], generator=generator)
+        return drawn.to(image.device, image.dtype)
+
+    if not isinstance(model, FilteredModel):
+        return _Plain(model).eval(), lambda count: (images(count),)
+    model.refuse_inside_forgetting("export")
+    model.probe(image)
+    classes = model.num_classes
+
+    def wanted(count: int) -> Tensor:
+        if forget == "sets":
+            return torch.rand(count, classes, generator=generator) < 0.4
+        return torch.randint(-1, classes, (count,), generator=generator)
+
+    return _Graph(model).eval(), lambda n: (images(n), wanted(n).to(image.device))
+
+
+def _image(model: nn.Module, example: Tensor | None) -> Tensor:
+    """One image the model takes: the one given, or the first guess that works."""
+    base = model.base if isinstance(model, FilteredModel) else model
+    if example is not None:
+        first = next(base.parameters())
+        return example[:1].to(first.device, first.dtype)
+    for guess in example_inputs(base):
+        try:
+            with torch.no_grad():
+                base.eval()(guess)
+        except Exception:
+            continue
+        return guess
+    raise ValueError(
+        f"could not guess an input that {type(base).__name__} takes. Pass example_input=images."
+    )
+
+
+def _trace(network: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """The graph for any batch; by dynamo where plain tracing would fix its size, as at len(x)."""
+    batch = torch.export.Dim("batch")
+    shapes = tuple({0: batch} for _ in inputs)
+    try:
+        return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
+    except Exception:
+        pass
+    try:
+        return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=True)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise ValueError(
+            f"torch.export cannot trace this model with a batch of any size: {reason} Look for "
+            "Python code in its forward that depends on values or on the batch size."
+        ) from error
+
+
+def _write_pt2(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+    torch.export.save(_trace(network, inputs), path)
+
+
+def _read_pt2(path: Path) -> Program:
+    return torch.export.load(path).module()
+
+
+def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+    try:
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError(
+            "ONNX needs more packages: pip install onnx onnxscript onnxruntime."
+        ) from None
+    torch.onnx.export(
+        _trace(network, inputs),
+        (),
+        path,
+        dynamo=True,
+        input_names=["images", "forget"][: len(inputs)],
+        output_names=["logits"],
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _read_onnx(path: Path) -> Program | None:
+    """The graph in onnxruntime, or nothing where that is not installed."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return None
+    session: Any = onnxruntime.InferenceSession(  # type: ignore[attr-defined]
+        str(path), providers=["CPUExecutionProvider"]
+    )
+    names = [entry.name for entry in session.get_inputs()]
+
+    def program(*inputs: Tensor) -> Tensor:
+        fed = {name: value.cpu().numpy() for name, value in zip(names, inputs)}
+        return torch.from_numpy(session.run(None, fed)[0])
+
+    return program
+
+
+_WRITERS: dict[str, tuple[Callable[..., None], Callable[[Path], Program | None]]] = {
+    ".pt2": (_write_pt2, _read_pt2),
+    ".onnx": (_write_onnx, _read_onnx),
+}
+
+
+def _compare(
+    network: nn.Module, program: Program | None, make_inputs: Callable[[int], tuple[Tensor, ...]]
+) -> float:
+    """Largest difference of the logits; more than rounding explains is an error."""
+    if program is None:
+        return float("nan")
+    worst = 0.0
+    for count in CHECKED:
+        inputs = make_inputs(count)
+        expected, found = network(*inputs).cpu(), program(*inputs).cpu()
+        worst = max(worst, float((expected - found).abs().max()))
+        if worst > 1e-3 * max(1.0, float(expected.abs().max())):
+            raise RuntimeError(
+                f"the exported graph differs from the model by {worst:.1e} on {count} images. "
+                "Do not use the file; please report the model."
+            )
+    return worst
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' own warnings, which are about their insides."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

@@ -1,0 +1,73 @@
+"""What moves the alphas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wfilter.core.model import FilteredModel
+from wfilter.untraining.recipes import Recipe
+
+
+class RowAdam(torch.optim.Optimizer):
+    """Adam whose second moment is one number per row: the mean over its units.
+
+    Plain Adam moves every alpha of a row by the same amount whatever its gradient; here the units
+    that matter move first, and about half as many gates close. Handles row-sparse gradients: rows
+    a batch does not touch cost nothing.
+    """
+
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-12,
+    ):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """In place: one update of the rows that have a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        lr, eps = group["lr"], group["eps"]
+        beta1, beta2 = group["betas"]
+        state = self.state[parameter]
+        if not state:
+            state["mean"] = torch.zeros_like(parameter)
+            state["square"] = parameter.new_zeros(len(parameter), 1)
+            state["steps"] = parameter.new_zeros(len(parameter), 1)
+        gradient = parameter.grad
+        assert gradient is not None
+        rows: Tensor | slice = slice(None)
+        if gradient.is_sparse:
+            gradient = gradient.coalesce()
+            rows, gradient = gradient.indices()[0], gradient.values()
+        # Units that never move (pinned open) have no gradient and must not dilute the mean.
+        moving = (gradient != 0).any(0)
+        size = gradient[:, moving].square().mean(1, keepdim=True) if moving.any() else 0.0
+        steps = state["steps"][rows] + 1
+        mean = beta1 * state["mean"][rows] + (1 - beta1) * gradient
+        square = beta2 * state["square"][rows] + (1 - beta2) * size
+        state["steps"][rows], state["mean"][rows], state["square"][rows] = steps, mean, square
+        scale = (square / (1 - beta2**steps)).sqrt() + eps
+        parameter[rows] -= lr * (mean / (1 - beta1**steps)) / scale
+
+
+def make_optimiser(recipe: Recipe, wf: FilteredModel) -> torch.optim.Optimizer:
+    """The recipe's optimiser of the alphas."""
+    parameters = wf.trainable_parameters()
+    if recipe.optimiser == "row_adam":
+        return RowAdam(parameters, recipe.learning_rate)
+    if recipe.optimiser == "adam":
+        if wf.sparse:  # a row is met now and then: its second moment must not lag behind
+            return torch.optim.SparseAdam(parameters, recipe.learning_rate, (0.9, 0.99))
+        return torch.optim.Adam(parameters, recipe.learning_rate)
+    return torch.optim.SGD(parameters, recipe.learning_rate)

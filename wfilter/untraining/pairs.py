@@ -1,0 +1,140 @@
+"""What one step trains on: which samples, and what each of them is to forget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wfilter.untraining.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What one step trains on: samples of the batch, and what each of them is to forget.
+
+    Attributes:
+        sample: Index into the batch, ``(pairs,)``.
+        forget: Labels ``(pairs,)`` or sets ``(pairs, num_classes)``.
+        own: Whether a sample forgets its own class.
+        replicas: Pairs per sample when the pairs of all samples lie together, else 1.
+    """
+
+    sample: Tensor
+    forget: Tensor
+    own: Tensor
+    replicas: int = 1
+
+    def share(self, rank: int, world: int) -> Pairs:
+        """Every ``world``-th pair of each kind, for one of several processes."""
+        if world == 1:
+            return self
+        parts = [kind.nonzero().flatten()[rank::world] for kind in (self.own, ~self.own)]
+        keep = torch.cat(parts)
+        return Pairs(self.sample[keep], self.forget[keep], self.own[keep])
+
+
+def paper_pairs(
+    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+) -> Pairs:
+    """The paper's batch: one half forgets its own class, the other retains under other rows.
+
+    Each retain sample appears ``expansion`` times, with rows drawn from the other classes without
+    replacement while there are enough.
+
+    Example:
+        >>> from wfilter.untraining.recipes import PAPER
+        >>> pairs = paper_pairs(torch.tensor([0, 1, 2, 0]), 3, PAPER, torch.Generator())
+        >>> pairs.sample.tolist(), pairs.own.tolist()[:3]
+        ([0, 1, 2, 2, 2, 3, 3, 3], [True, True, False])
+    """
+    half = len(labels) // 2
+    if half == 0:
+        raise ValueError(
+            f"a batch of {len(labels)} cannot be split into a forget and a retain half. Use a "
+            "batch size of at least 2."
+        )
+    retain = torch.arange(half, len(labels)).repeat_interleave(recipe.expansion)
+    scores = torch.rand(len(labels) - half, num_classes, generator=generator)
+    scores.scatter_(1, labels[half:, None], -1.0)
+    rows = scores.argsort(1, descending=True)[:, : num_classes - 1]
+    rows = rows[:, torch.arange(recipe.expansion) % (num_classes - 1)].flatten()
+    own = torch.arange(half + len(retain)) < half
+    return Pairs(torch.cat([torch.arange(half), retain]), torch.cat([labels[:half], rows]), own)
+
+
+def distill_pairs(
+    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+) -> Pairs:
+    """Each sample ``expansion`` times, with a random class or set that may hold its own class.
+
+    Example:
+        >>> from wfilter.untraining.recipes import DISTILL
+        >>> pairs = distill_pairs(torch.tensor([0, 1]), 3, DISTILL, torch.Generator())
+        >>> pairs.sample.tolist(), tuple(pairs.forget.shape)
+        ([0, 0, 0, 0, 1, 1, 1, 1], (8, 3))
+    """
+    sample = torch.arange(len(labels)).repeat_interleave(recipe.expansion)
+    number, label = len(sample), labels.repeat_interleave(recipe.expansion)
+    own = torch.rand(number, generator=generator) < recipe.forget_share
+    scores = torch.rand(number, num_classes, generator=generator)
+    scores.scatter_(1, label[:, None], torch.where(own, 2.0, -1.0)[:, None])
+    largest = min(recipe.max_set, num_classes - 1)
+    if recipe.set_share == 0 or largest < 2:
+        return Pairs(sample, scores.argmax(1), own, recipe.expansion)
+    size = torch.randint(2, largest + 1, (number,), generator=generator)
+    size[torch.rand(number, generator=generator) >= recipe.set_share] = 1
+    rank = scores.argsort(1, descending=True).argsort(1)
+    return Pairs(sample, rank < size[:, None], own, recipe.expansion)
+
+
+def row_pairs(
+    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+) -> Pairs:
+    """Each sample once, all of them under the row of one class of the batch.
+
+    Example:
+        >>> from wfilter.untraining.recipes import DISTILL
+        >>> pairs = row_pairs(torch.tensor([2, 1, 2]), 3, DISTILL, torch.Generator().manual_seed(0))
+        >>> pairs.forget.tolist(), pairs.own.tolist()
+        ([1, 1, 1], [False, True, False])
+    """
+    classes = torch.unique(labels)
+    row = classes[torch.randint(len(classes), (1,), generator=generator)]
+    return Pairs(torch.arange(len(labels)), row.expand(len(labels)), labels == row)
+
+
+def blend(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """About ``share`` of the images blended with another one, and which they are.
+
+    Example:
+        >>> images, which = blend(torch.rand(8, 3, 4, 4), 0.5, torch.Generator().manual_seed(0))
+        >>> images.shape, which.tolist()[:4]
+        (torch.Size([8, 3, 4, 4]), [False, True, False, False])
+    """
+    if not images.is_floating_point():
+        raise TypeError(f"images of {images.dtype} cannot be blended. Give floats, or blend=0.")
+    count = len(images)
+    other = torch.randperm(count, generator=generator)
+    chosen = torch.rand(count, generator=generator) < share
+    chosen &= other != torch.arange(count)
+    weight = (0.5 + 0.5 * torch.rand(count, generator=generator))[chosen].to(images)
+    weight = weight.view(-1, *[1] * (images.ndim - 1))
+    result, here = images.clone(), chosen.to(images.device)
+    result[here] = weight * images[here] + (1 - weight) * images[other[chosen].to(images.device)]
+    return result, chosen
+
+
+def refuse_one_class(num_classes: int) -> None:
+    """Stop where nothing would be left to retain."""
+    if num_classes < 2:
+        raise ValueError("untraining needs at least 2 classes: with 1 there is nothing to retain.")
+
+
+def make_pairs(recipe: Recipe, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
+    """The pairs of one step, as the recipe asks for them."""
+    refuse_one_class(num_classes)
+    mixed = paper_pairs if recipe.objective == "paper" else distill_pairs
+    make = row_pairs if recipe.pairs == "row" else mixed
+    return make(rows, num_classes, recipe, generator)

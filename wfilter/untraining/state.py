@@ -1,0 +1,107 @@
+"""Checkpoints of a running untraining: one safetensors file, no pickle, written atomically."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wfilter.files.checkpoint import digest_of, fingerprint, write_atomically
+from wfilter.untraining.history import History, Record
+
+if TYPE_CHECKING:
+    from wfilter.untraining.loop import Run
+
+
+@dataclass
+class Keeper:
+    """Writes and reads the whole state of a run: one safetensors file, no pickle."""
+
+    path: Path
+    every: int
+    _model: dict[str, Any] = field(default_factory=dict)
+
+    def model(self, run: Run) -> dict[str, Any]:
+        """What a checkpoint must share with the run: base model, targets and class names."""
+        if not self._model:
+            names = run.wf.class_names
+            self._model = {
+                "base": fingerprint(run.wf.base),
+                "targets": [target.name for target in run.wf.targets],
+                "class_names": None if names is None else list(names),
+            }
+        return self._model
+
+    def store(self, run: Run) -> None:
+        """Write the run's state in one step."""
+        from safetensors.torch import save
+
+        tensors = {"alphas": run.wf.alphas.detach()}
+        if run.best is not None:
+            tensors["best"] = run.best
+        for key, value in run.optimiser.state.get(run.wf.alphas, {}).items():
+            tensors[f"optimiser.{key}"] = torch.as_tensor(value)
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        facts: dict[str, Any] = {
+            "model": self.model(run),
+            "step": run.step,
+            "total": run.total,
+            "epoch": run.epoch,
+            "position": run.position,
+            "best_loss": run.best_loss,
+            "bad": run.bad,
+            "history": json.loads(run.history.to_json()),
+        }
+        facts["digest"] = digest_of(facts, tensors)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, save(tensors, metadata={"untrain": json.dumps(facts)}))
+
+    def restore(self, run: Run) -> None:
+        """In place: put a run where its checkpoint left it; nothing to do without one."""
+        from safetensors import safe_open
+
+        if not self.path.is_file():
+            return
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})["untrain"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if facts.pop("digest") != digest_of(facts, tensors):
+                raise ValueError("its digest does not match its content")
+        except Exception as error:
+            raise ValueError(
+                f"{self.path} is not a checkpoint of untrain ({error}). Delete it to start over."
+            ) from None
+        history = facts["history"]
+        if history["recipe"] != run.recipe.to_dict() or history["seed"] != run.seed:
+            raise ValueError(
+                f"{self.path} belongs to another run: recipe or seed differ. Use the same "
+                "settings, or another checkpoint file."
+            )
+        if facts["model"] != self.model(run):
+            raise ValueError(
+                f"{self.path} belongs to another model: base model, targets or class names differ. "
+                "Use the same ones, or another checkpoint file."
+            )
+        total = facts.get("total", run.total)
+        if run.recipe.schedule != "constant" and total != run.total:
+            raise ValueError(
+                f"{self.path} belongs to a run of {total} steps,\nthis one has {run.total}: the "
+                "learning rate would not be that of either. Use the same number of steps, or "
+                "another checkpoint file."
+            )
+        with torch.no_grad():
+            run.wf.alphas.copy_(tensors.pop("alphas"))
+        best = tensors.pop("best", None)
+        run.best = None if best is None else best.to(run.device)
+        state = {name.removeprefix("optimiser."): value for name, value in tensors.items()}
+        if state:
+            on_device = {k: v if k == "step" else v.to(run.device) for k, v in state.items()}
+            run.optimiser.state[run.wf.alphas] = on_device
+        run.step, run.epoch, run.position = facts["step"], facts["epoch"], facts["position"]
+        run.best_loss, run.bad = facts["best_loss"], facts["bad"]
+        records = [Record(**record) for record in history["records"]]
+        run.history = History(history["recipe"], history["seed"], records, "", history["seconds"])
