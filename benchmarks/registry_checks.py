@@ -308,9 +308,9 @@ def _status(error: Exception) -> str:
     trace, names = error.__traceback__, []
     while trace:
         code = trace.tb_frame.f_code
-        names.append((Path(code.co_filename).parent.name, code.co_name))
+        names.append((Path(code.co_filename).parts, code.co_name))
         trace = trace.tb_next
-    ours = names[-1][0] == "wfilter" and any(n[1] == "apply_weight_filtering" for n in names)
+    ours = "wfilter" in names[-1][0][-3:] and any(n[1] == "apply_weight_filtering" for n in names)
     return "refused" if isinstance(error, ValueError) and ours else "fail"
 
 

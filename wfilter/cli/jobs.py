@@ -23,7 +23,7 @@ from wfilter.data import zoo
 from wfilter.data.batches import InMemory
 from wfilter.data.images import Batches, ImageSet
 from wfilter.files import card, checkpoint
-from wfilter.untraining.history import History, Record
+from wfilter.untraining.history import History, Record, training_figures
 from wfilter.untraining.loop import untrain
 from wfilter.untraining.recipes import Recipe
 
@@ -355,7 +355,7 @@ class Untraining:
         history = self._untrain(wf, train, device, checkpoint, resume, progress)
         if rank == 0 and not history.stopped.startswith("interrupted"):
             wf.save(self.out)
-            text = card.model_card(wf, self._facts(history), card.training_figures(history))
+            text = card.model_card(wf, self._facts(history), training_figures(history))
             (self.out / card.NAME).write_text(text, encoding="utf-8")
             (self.out / "history.json").write_text(history.to_json())
             (self.out / settings.FILE).write_text(self.to_toml())

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from wfilter.core.model import FilteredModel
-    from wfilter.untraining.history import History
+from wfilter.core.model import FilteredModel
 
 NAME = "README.md"
 FIGURES = "\n## Figures\n"
@@ -79,29 +75,6 @@ def with_figures(card: str, figures: str) -> str:
     before, _, rest = card.partition(FIGURES)
     _, heading, limits = rest.partition(LIMITS)
     return f"{before.rstrip()}\n{FIGURES}\n{figures.strip()}\n{heading}{limits}"
-
-
-def training_figures(history: History) -> str:
-    """What a history knows of the result: the mean over its last tenth, on training images.
-
-    Where rows were solved, each record is of other rows, and all of them count.
-    """
-    solved = history.stopped == "solved"
-    last = history.records[-max(1, len(history.records) // 10) :] if not solved else history.records
-    retain, forget = (
-        sum(getattr(record, name) for record in last) / len(last)
-        for name in ("retain_accuracy", "forget_accuracy")
-    )
-    where = (
-        "On the images the rows were made from, own ones and those most like them"
-        if solved
-        else f"On the batches of the last {len(last)} steps, training images and sets of several "
-        "classes among them"
-    )
-    return (
-        f"{where}: {100 * retain:.1f} % of the other classes right, "
-        f"{100 * forget:.1f} % of the forgotten ones. {NOT_MEASURED}"
-    )
 
 
 def put_figures(folder: Path, figures: str) -> None:

@@ -11,18 +11,25 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from wfilter import __version__
 from wfilter.core.attach import apply_weight_filtering, remove_weight_filtering
 from wfilter.core.gates import HARD
+from wfilter.core.model import FilteredModel
 from wfilter.files import card
 
-if TYPE_CHECKING:
-    from wfilter.core.model import FilteredModel
-    from wfilter.evaluation.report import Report
+
+class Figures(Protocol):
+    """What a model card shows: a report, or anything else that writes itself as markdown."""
+
+    def to_markdown(self) -> str:
+        """The figures."""
+        ...
+
 
 FORMAT = 1
 FILE = "filters.safetensors"
@@ -46,7 +53,7 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def save(wf: FilteredModel, path: str | Path, report: Report | None = None) -> Path:
+def save(wf: FilteredModel, path: str | Path, report: Figures | None = None) -> Path:
     """Write the alphas of ``wf``; a path without suffix becomes a folder with a model card.
 
     An existing file is replaced in one step: a crash leaves the old one or the new one. The card
@@ -182,8 +189,6 @@ def _sensible(facts: dict[str, Any], shapes: Shapes) -> bool:
 
 
 def _facts(wf: FilteredModel) -> dict[str, Any]:
-    from wfilter import __version__
-
     return {
         "format": FORMAT,
         "version": __version__,

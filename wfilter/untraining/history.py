@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from wfilter.files.card import NOT_MEASURED
+
 
 @dataclass
 class Record:
@@ -40,6 +42,29 @@ class History:
         from wfilter.plots import history_plot
 
         return history_plot(self, Path(path))
+
+
+def training_figures(history: History) -> str:
+    """What a history knows of the result: the mean over its last tenth, on training images.
+
+    Where rows were solved, each record is of other rows, and all of them count.
+    """
+    solved = history.stopped == "solved"
+    last = history.records[-max(1, len(history.records) // 10) :] if not solved else history.records
+    retain, forget = (
+        sum(getattr(record, name) for record in last) / len(last)
+        for name in ("retain_accuracy", "forget_accuracy")
+    )
+    where = (
+        "On the images the rows were made from, own ones and those most like them"
+        if solved
+        else f"On the batches of the last {len(last)} steps, training images and sets of several "
+        "classes among them"
+    )
+    return (
+        f"{where}: {100 * retain:.1f} % of the other classes right, "
+        f"{100 * forget:.1f} % of the forgotten ones. {NOT_MEASURED}"
+    )
 
 
 class ProgressBar:
