@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import shlex
 import statistics
 import sys
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wfilter
-from originals import commit
+from common import RESULTS, append_line, commit, read_lines
 from wfilter import data, metrics, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.untraining import losses
@@ -42,7 +41,6 @@ from wfilter.untraining.pairs import Pairs
 
 untraining = import_module("wfilter.untraining.loop")
 
-RESULTS = Path(__file__).parent / "results"
 TARGETS = ["2.*", "5.*", "8.*"]
 HARD = {"gates": "hard", "start": 1.0, "optimiser": "row_adam", "learning_rate": 0.1}
 FINDINGS = """
@@ -435,9 +433,8 @@ def main() -> None:
     for idea in [] if at is None else args.ideas.split(","):
         line = measure(at, args, idea)
         print(idea, {key: line[key] for key in (*FIGURES, "seconds")}, flush=True)
-        with args.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    lines = [json.loads(line) for line in args.out.read_text().splitlines()]
+        append_line(args.out, line)
+    lines = read_lines(args.out)
     what = "\n".join(f"- `{idea}`: {text}." for idea, (text, _) in IDEAS.items())
     args.out.with_suffix(".md").write_text(
         "# Deep forgetting\n\nRebuilt by `python benchmarks/deep.py --table` from "

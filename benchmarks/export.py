@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 import wfilter
+from common import RESULTS
 from wfilter import bench, zoo
 from wfilter.files.export import Exported
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = {"torchvision:resnet18": 64}  # what two cores can time; others at their own size
 GRAPHS = ("plain", "labels", "sets")
 HEADER = "| model | images | format | graph | MiB | median ms | quartiles | x plain | max diff |"

@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 import wfilter
+from common import RESULTS
 from wfilter import bench
 from wfilter.core.model import has_compiler
 
-RESULTS = Path(__file__).parent / "results"
 # Input sizes that two CPU cores can time: the ratio, not the size, is the result.
 MODELS = {
     "resnet18": ("torchvision", "resnet18", 64),

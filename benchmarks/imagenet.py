@@ -3,7 +3,7 @@
     python benchmarks/imagenet.py
     python benchmarks/imagenet.py --train train1+k1+k2 --test k0
     python benchmarks/imagenet.py --train train1+k0 --test k1    # to choose settings
-    python benchmarks/paper.py --tables
+    python benchmarks/paper --tables
 
 Only the last blocks get filters, on all that attention and the MLP multiply by (``--units``
 chooses), so the blocks before them are run once: their output for each image is kept, and the rest
@@ -31,12 +31,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wfilter
-from originals import commit
-from recipe_options import add_set, changed
+from common import RESULTS, add_set, changed, commit
 from wfilter import data, explain, metrics, zoo
 from wfilter.evaluation.bench import environment
 
-RESULTS = Path(__file__).parent / "results"
 TESTED = ("k0", "k2")  # settings were chosen on k1, all but the margin
 SPEC = "timm:vit_tiny_patch16_224"
 UNITS = {"qkv": "attn.qkv.*", "proj": "attn.proj.*", "fc1": "mlp.fc1.*", "fc2": "mlp.fc2.*"}

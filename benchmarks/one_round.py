@@ -32,9 +32,8 @@ import torch
 from torch import Tensor, nn
 
 import wfilter
-from originals import commit, stem_name
-from paper_runs import RESULTS, read_lines
-from recipe_options import add_set, changed
+from common import RESULTS, add_set, append_line, changed, commit, read_lines
+from originals import stem_name
 from wfilter import data, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.untraining.pairs import Pairs
@@ -53,8 +52,7 @@ def main() -> None:
         if (wanted, row) not in done:
             lines.append(run(args, row, *problem))
             print(json.dumps(lines[-1]), flush=True)
-            with args.out.open("a") as file:
-                file.write(json.dumps(lines[-1]) + "\n")
+            append_line(args.out, lines[-1])
     args.out.with_suffix(".md").write_text(table(lines))
 
 

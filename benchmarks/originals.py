@@ -28,7 +28,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from functools import partial
@@ -40,6 +39,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common import commit
 from starts import start_from
 from wfilter import data, zoo
 
@@ -332,14 +332,6 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     left_out = ("out", "root")
     kept = {k: v for k, v in settings.items() if k not in left_out}
     return {k: v.name if isinstance(v, Path) else v for k, v in kept.items()}
-
-
-def commit() -> str:
-    folder = Path(__file__).parent
-    answer = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True
-    )
-    return answer.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import wfilter
+from common import RESULTS, read_lines
 from wfilter import bench
 from wfilter.untraining.optimiser import RowAdam
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def model_for(name: str, classes: int = 10) -> nn.Module:
@@ -157,7 +156,7 @@ def many_classes(
 
 def table(path: Path) -> str:
     """The newest line of every model, path and yardstick."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read_lines(path)
     settings = ("model", "path", "to", "batch", "size")
     newest = {tuple(line[key] for key in settings): line for line in lines}
     rows = [

@@ -31,12 +31,10 @@ import torch
 from torch import Tensor
 
 import wfilter
-from originals import commit
-from recipe_options import add_set, changed
+from common import RESULTS, add_set, append_line, changed, commit, read_lines
 from wfilter import data, zoo
 from wfilter.files.checkpoint import fingerprint
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = (1, 2, 3, 5)
 # The recipe with one choice undone at a time: what it is called in the table, and what it changes.
 ABLATIONS = {
@@ -179,7 +177,7 @@ def run(args: argparse.Namespace) -> dict:
 
 def table(path: Path) -> str:
     """Mean and spread over seeds, one row per model and name."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read_lines(path)
     groups: dict[tuple[str, str], list[dict]] = {}
     for line in lines:
         groups.setdefault((line["model"], line["name"]), []).append(line)
@@ -265,8 +263,7 @@ def lines_of(path: Path) -> list[str]:
 
 def store(line: dict, path: Path) -> None:
     print(json.dumps({k: v for k, v in line.items() if k != "recipe"}), flush=True)
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    append_line(path, line)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ from torch.nn import functional as F
 
 import untraining
 import wfilter
-from originals import commit
-from recipe_options import add_set, changed
+from common import add_set, changed, commit
 from wfilter import data, zoo
 from wfilter.evaluation.bench import environment
 

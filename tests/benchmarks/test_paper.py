@@ -14,17 +14,18 @@ import torch
 from safetensors.torch import save_file
 
 import imagenet
-import paper
-import paper_cells
-import paper_runs
-import paper_tables
 import wfilter
+from common import RESULTS
+from paper import cells as paper_cells
+from paper import run as paper
+from paper import runs as paper_runs
+from paper import tables as paper_tables
 from wfilter import data, zoo
 from wfilter.evaluation.cells import Cell
 from wfilter.evaluation.columns import Budget, Problem, relearn
 from wfilter.evaluation.report import Report
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "paper.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "paper"
 METHODS = ["original", "distill", "paper", "random_labels", "negative_gradients"]
 
 
@@ -219,11 +220,11 @@ def table_in(folder):
 
 
 def test_the_readme_and_the_tables_are_those_of_the_stored_lines():
-    made = paper_runs.read_runs(paper_runs.RESULTS / "paper.jsonl")
+    made = paper_runs.read_runs(RESULTS / "paper.jsonl")
     readme = paper.README.read_text(encoding="utf-8")
-    assert paper_tables.with_tables(readme, made) == readme, "python benchmarks/paper.py --tables"
+    assert paper_tables.with_tables(readme, made) == readme, "python benchmarks/paper --tables"
     for name, table in (("table1.md", paper_tables.table1), ("table2.md", paper_tables.table2)):
-        assert (paper_runs.RESULTS / name).read_text(encoding="utf-8") == table(made), name
+        assert (RESULTS / name).read_text(encoding="utf-8") == table(made), name
 
 
 def test_the_readme_shows_ours_beside_the_papers_with_the_original_in_brackets():

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-import registry
-import registry_checks as checks
-import registry_models as models
-import registry_page
 import wfilter
+from registry import checks, models
+from registry import page as registry_page
+from registry import sweep as registry
 from wfilter.core import modes as gating
 
 # Their own attention mixes the samples of a batch, or did: csatv2 multiplies q and k across it,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import wfilter
-from registry_models import (
+from registry.models import (
     CLASSES,
     SAMPLES,
     Architecture,

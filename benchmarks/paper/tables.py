@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paper_cells import COLUMNS, CURVES, behind, counts, of, pairs, shown, why_not
-from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS, NAMES, PAPER, PAPER_CURVES
-from paper_runs import RESULTS, Run
+from common import RESULTS
+from paper.cells import COLUMNS, CURVES, behind, counts, of, pairs, shown, why_not
+from paper.numbers import BACKBONES, DATASETS, FILTERED, METHODS, NAMES, PAPER, PAPER_CURVES
+from paper.runs import Run
 
 OURS = (
     "VGG-16 with `depth=0.45`, ResNet-18 on MNIST with `forget_share=0.5`, ViTs for small images "
@@ -32,7 +33,7 @@ def table1(runs: Sequence[Run]) -> str:
     rows = [
         "# Acc_r, Acc_f, ZRF and relearn time: the paper's and ours",
         "",
-        "Rebuilt by `python benchmarks/paper.py --tables` from `paper.jsonl`, `untraining.jsonl` "
+        "Rebuilt by `python benchmarks/paper --tables` from `paper.jsonl`, `untraining.jsonl` "
         "(accuracies on more test images) and `imagenet.jsonl`, which have the command, seed, "
         "commit and environment of every line. Rows, seeds and test images are those of the "
         "accuracies; ZRF and relearning are of seed 0 and fewer images (`few` in table2.md), "
@@ -65,7 +66,7 @@ def table2(runs: Sequence[Run]) -> str:
     rows = [
         "# Insertion and deletion: the paper's and ours",
         "",
-        "Rebuilt by `python benchmarks/paper.py --tables`. In brackets the random-order control. "
+        "Rebuilt by `python benchmarks/paper --tables`. In brackets the random-order control. "
         "Few: the test images behind curves and, but for ImageNet, ZRF. Ours "
         f"under `distill`: {OURS}",
         "",

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from registry_checks import TOLERANCE
-from registry_models import CLASSES, FLOAT64_PARAMETERS, SAMPLES, architectures
+from registry.checks import TOLERANCE
+from registry.models import CLASSES, FLOAT64_PARAMETERS, SAMPLES, architectures
 
 HEADER = """# Every classifier of timm and torchvision
 
-`python benchmarks/registry.py`, {date}, torch {torch}, torchvision {torchvision},
+`python benchmarks/registry`, {date}, torch {torch}, torchvision {torchvision},
 timm {timm}, {cpu}. One row per architecture in `registry.jsonl`, with the commit it was checked at.
 
 Each architecture is built without pretrained weights (all parameters random), with {classes}

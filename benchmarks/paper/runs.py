@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import wfilter
-from paper_numbers import FILTERED
+from common import read_lines
+from paper.numbers import FILTERED
 from wfilter.metrics.relearn import CAP
 from wfilter.untraining.recipes import PAPER as PAPER_RECIPE
 
-RESULTS = Path(__file__).parent / "results"
 RELEARN = "relearn weights"
 
 
@@ -46,11 +46,6 @@ class Run:
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, str, str, int]:
     return line["dataset"], line["backbone"], line["method"], line["seed"]
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file; none if there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def read_runs(path: Path) -> list[Run]:

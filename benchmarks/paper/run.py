@@ -1,9 +1,9 @@
 """The paper's tables: its numbers and ours side by side, every cell of ours from a stored line.
 
-    python benchmarks/paper.py --dataset cifar10 --backbone resnet18 --method distill --seed 0
-    python benchmarks/paper.py --dataset mnist --backbone vit_tiny --method retrained --rows 0 3 8
-    python benchmarks/paper.py --dataset imagenet --backbone vit_tiny --method distill
-    python benchmarks/paper.py --tables     # rebuild table1.md, table2.md and the README's tables
+    python benchmarks/paper --dataset cifar10 --backbone resnet18 --method distill --seed 0
+    python benchmarks/paper --dataset mnist --backbone vit_tiny --method retrained --rows 0 3 8
+    python benchmarks/paper --dataset imagenet --backbone vit_tiny --method distill
+    python benchmarks/paper --tables     # rebuild table1.md, table2.md and the README's tables
 
 A run measures one method on one backbone and appends a JSON line with its command, seed, commit and
 environment to ``results/paper.jsonl``; one that is there already is not run again (``--again``
@@ -21,8 +21,8 @@ Of the ImageNet originals only ViT-T's weights are among the data. The way of th
 with random weights, and taken with the file ``model.safetensors`` of the checkpoint that ``TIMM``
 names, from the Hugging Face hub:
 
-    python benchmarks/paper.py --dataset imagenet --backbone resnet50 --random-weights --quick
-    python benchmarks/paper.py --dataset imagenet --backbone resnet50 --weights model.safetensors
+    python benchmarks/paper --dataset imagenet --backbone resnet50 --random-weights --quick
+    python benchmarks/paper --dataset imagenet --backbone resnet50 --weights model.safetensors
 
 and likewise for vgg16, resnet18, resnet101 and vit_small, and for ``--method paper``.
 """
@@ -44,11 +44,11 @@ import torch
 from torch import nn
 
 import wfilter
-from originals import commit, stem_name
-from paper_numbers import BACKBONES, DATASETS, FILTERED, METHODS
-from paper_runs import RESULTS, key_of, read_latest, read_lines, read_runs
-from paper_tables import table1, table2, with_tables
-from recipe_options import add_set, changed
+from common import RESULTS, add_set, append_line, changed, commit, read_lines
+from originals import stem_name
+from paper.numbers import BACKBONES, DATASETS, FILTERED, METHODS
+from paper.runs import key_of, read_latest, read_runs
+from paper.tables import table1, table2, with_tables
 from wfilter import baselines, data, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.evaluation.columns import Budget
@@ -56,7 +56,7 @@ from wfilter.evaluation.method import Subject
 from wfilter.evaluation.run import make_bench, report_on
 from wfilter.files.checkpoint import fingerprint
 
-README = Path(__file__).parents[1] / "README.md"
+README = RESULTS.parents[1] / "README.md"
 TIMM = {
     "vgg16": "vgg16.tv_in1k",
     "resnet18": "resnet18.tv_in1k",
@@ -343,8 +343,7 @@ def add_line(path: Path | None, line: dict[str, Any]) -> None:
     print(report.to_markdown())
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(path, line)
 
 
 if __name__ == "__main__":

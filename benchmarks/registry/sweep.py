@@ -1,9 +1,9 @@
 """Filter every classifier of timm and torchvision, and check each against the oracle.
 
-    python benchmarks/registry.py                       # all of them; about an hour on one core
-    python benchmarks/registry.py --match 'timm/swin*'  # some of them
-    python benchmarks/registry.py --redo fail           # once more what failed
-    python benchmarks/registry.py --summary             # only rebuild the Markdown table
+    python benchmarks/registry                       # all of them; about an hour on one core
+    python benchmarks/registry --match 'timm/swin*'  # some of them
+    python benchmarks/registry --redo fail           # once more what failed
+    python benchmarks/registry --summary             # only rebuild the Markdown table
 
 Each architecture is built without pretrained weights, with 10 classes and at the smallest input it
 takes, filtered with ``targets="auto"`` and checked (see ``check``). Its row goes to
@@ -30,12 +30,10 @@ from typing import Any
 
 import torch
 
-from registry_checks import examine
-from registry_models import Architecture, architectures, representatives
-from registry_page import by_library, summarise
-
-RESULTS = Path(__file__).parent / "results"
-
+from common import RESULTS, read_lines
+from registry.checks import examine
+from registry.models import Architecture, architectures, representatives
+from registry.page import by_library, summarise
 
 # ---- the sweep -------------------------------------------------------------------------------
 
@@ -165,7 +163,7 @@ def load_rows(path: Path) -> dict[str, dict[str, Any]]:
     """The latest row of each architecture."""
     if not path.exists():
         return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    rows = read_lines(path)
     return {row["key"]: row for row in rows}
 
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paper_numbers import BACKBONES, DATASETS, PAPER, PAPER_CURVES
-from paper_runs import RELEARN, Run
+from paper.numbers import BACKBONES, DATASETS, PAPER, PAPER_CURVES
+from paper.runs import RELEARN, Run
 from wfilter.metrics.relearn import CAP
 
 # The columns of the two tables, and which way is better.

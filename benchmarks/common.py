@@ -1,0 +1,56 @@
+"""What all benchmarks do: where results lie, what they depend on, JSON lines, recipe settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wfilter
+from wfilter import Recipe
+from wfilter.cli.settings import make_recipe, parse_changes
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def commit() -> str:
+    """The short name of the commit that is checked out, or ``"unknown"``."""
+    answer = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=RESULTS.parent, capture_output=True, text=True
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+def origin() -> dict[str, Any]:
+    """What every stored line ends with: command, commit, versions and machine."""
+    command = shlex.join(["python", *sys.argv])
+    return {"command": command, "commit": commit(), **wfilter.bench.environment()}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All JSON lines of a file; none if there is no such file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """One more JSON line at the end of a file, which need not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """``--set margin=2``: a recipe with settings changed, for every script that untrains."""
+    parser.add_argument("--set", action="append", default=[], help="recipe setting, name=value")
+
+
+def changed(recipe: str, settings: Sequence[str]) -> Recipe:
+    """The recipe of that name with ``name=value`` settings, as on wfilter's command line."""
+    return make_recipe(recipe, parse_changes(settings))

@@ -1,0 +1,1 @@
+"""Every classifier of timm and torchvision, filtered and compared with the oracle."""
