@@ -1,0 +1,89 @@
+"""What inductor would run on a GPU, seen without one: lowered, not run."""
+
+import pytest
+import torch
+
+import gpu_lowering
+from gpu_lowering import Setting, lower
+from helpers import apply, tiny
+from pretended_gpu import Outside, pretended_gpu, to_device, why_not
+
+FORGETS = ["labels", "sets", 3, {1, 2}]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _lowering_works():
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return gpu_lowering.apply(gpu_lowering.build("resnet18").eval(), 64)
+
+
+@pytest.fixture(scope="module")
+def vit():
+    """Two of ViT-T's twelve blocks, which are alike."""
+    return gpu_lowering.apply(gpu_lowering.build("vit_tiny", depth=2).eval(), 224)
+
+
+def nothing_stops_cuda_graphs(row):
+    stops = row.host_reads, row.mutated_inputs, row.refused_by_cuda_graphs, row.waits_outside
+    assert stops == (0, 0, [], 0)
+    assert row.captured
+
+
+def test_a_mixed_batch_of_a_resnet_costs_what_the_base_model_costs(resnet):
+    base, *mixed = lower(Setting("resnet18", pixels=64), resnet)
+    assert [row.forget for row in mixed] == ["labels", "sets", "one row"]
+    for row in mixed:
+        assert (row.kernels, row.library_calls) == (base.kernels, base.library_calls)
+        assert row.ratio < 1.02  # at 224 pixels 1.001: the gates are as many for fewer pixels
+        nothing_stops_cuda_graphs(row)
+
+
+def test_a_mixed_batch_of_a_vit_has_no_further_library_call(vit):
+    base, *mixed = lower(Setting("vit_tiny"), vit)
+    for row in mixed:
+        assert row.library_calls == base.library_calls
+        assert row.ratio < 1.16
+        nothing_stops_cuda_graphs(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_so_it_is_in_every_dtype_and_memory_format(resnet, dtype, memory_format):
+    base, *mixed = lower(Setting("resnet18", dtype, memory_format, pixels=64), resnet)
+    for row in mixed:
+        assert row.kernels == base.kernels
+        assert row.ratio < 1.02
+        nothing_stops_cuda_graphs(row)
+
+
+@pytest.mark.slow
+def test_a_step_of_untraining_moves_less_than_a_step_of_training(resnet):
+    setting = Setting("resnet18", "float32", step="training", batch=8, pixels=64)
+    _, *mixed = lower(setting, resnet)
+    for row in mixed:
+        assert row.ratio < 0.9
+        nothing_stops_cuda_graphs(row)
+
+
+@pytest.mark.parametrize("forget", FORGETS[:2], ids=str)
+@torch.no_grad()
+def test_an_eager_forward_does_not_wait_for_the_device(x, forget):
+    wf = apply(tiny("cnn"), x)
+    wf(x, forget=torch.tensor([0, 1, 2, -1]))
+    with pretended_gpu():
+        to_device(wf)
+        there = torch.empty(x.shape, dtype=x.dtype, device="cuda")
+        values = {
+            "labels": torch.empty(4, dtype=torch.int64, device="cuda"),
+            "sets": torch.empty(4, 4, dtype=torch.bool, device="cuda"),
+        }
+        with Outside() as outside:
+            wf(there, forget=values.get(str(forget), forget))
+    assert outside.waits == []
