@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import lab
 import wfilter
 from helpers import apply, images, tiny
 
@@ -29,6 +30,12 @@ def avoid_broken_amx() -> None:
 
 
 avoid_broken_amx()
+
+
+def pytest_sessionstart() -> None:
+    """Unpack the data folder, if there is one, into the formats that wfilter reads."""
+    if os.environ.get("WFILTER_DATA"):
+        lab.unpack()
 
 
 @pytest.fixture(autouse=True)

@@ -194,15 +194,19 @@ def test_a_file_that_holds_no_weights_is_named(tmp_path):
         zoo.build("wfilter:cnn-digits", weights=tmp_path / "bad.safetensors")
 
 
-def test_weights_are_looked_for_in_the_data_folder(tmp_path, monkeypatch):
+def test_weights_are_looked_for_in_the_data_folder_and_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folders = [tmp_path / "weights", tmp_path / "cache" / "wfilter" / "weights"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "wfilter-vgg16-cifar.safetensors").touch()
     monkeypatch.setenv("WFILTER_DATA", str(tmp_path))
-    found = zoo.weights_path("wfilter:vgg16-cifar")
-    assert found == tmp_path / "weights" / "vgg16_bn_cifar10.safetensors"
+    assert zoo.weights_path("wfilter:vgg16-cifar").parent == folders[0]
     monkeypatch.delenv("WFILTER_DATA")
-    with pytest.raises(FileNotFoundError, match="WFILTER_DATA"):
-        zoo.weights_path("wfilter:vgg16-cifar")
-    with pytest.raises(ValueError, match="no weights for 'wfilter:vit_tiny-cifar', only for "):
-        zoo.weights_path("wfilter:vit_tiny-cifar")
+    assert zoo.weights_path("wfilter:vgg16-cifar").parent == folders[1]
+    words = r"no weights for timm:vit: .*timm-vit.safetensors does not exist.*WFILTER_DATA"
+    with pytest.raises(FileNotFoundError, match=words):
+        zoo.weights_path("timm:vit")
 
 
 def accuracy(spec, dataset):

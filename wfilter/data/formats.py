@@ -11,22 +11,20 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import warnings
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor
 
-NAMES = ("digits", "mnist", "cifar10", "imagenet", "imagefolder:PATH")
+NAMES = ("digits", "mnist", "cifar10", "imagenet", "imagefolder:PATH", "package.module:function")
 DIGIT_NAMES = tuple("0123456789")
 CIFAR10_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -41,13 +39,6 @@ CIFAR10_MD5 = {
     "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-IMAGENET_PARTS = {
-    "train1": "imagenet_train1.zip",
-    "k0": "imagenet_val_k0.zip",
-    "k1": "imagenet_val_k1.zip",
-    "k2": "imagenet_val_k2.zip",
-}
-IMAGENET_SPLITS = {"train": "train1+k0+k1", "test": "k2"}
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 FOLDER_SPLITS = {"train": ("train",), "test": ("test", "val", "validation")}
 
@@ -99,8 +90,15 @@ class Stored:
     labels: Tensor
     class_names: tuple[str, ...]
     divided: bool = True
-    mean: float = 0.0
-    std: float = 1.0
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+
+class ImageFiles(NamedTuple):
+    """Images still in their files, and their labels."""
+
+    images: EncodedImages
+    labels: Tensor
 
 
 def read(name: str, split: str, root: str | Path | None = None, download: bool = False) -> Stored:
@@ -166,31 +164,31 @@ def _mnist(split: str, root: str | Path | None, download: bool) -> Stored:
 
 
 def _cifar10(split: str, root: str | Path | None, download: bool) -> Stored:
-    places = ("cifar10/labels.npz", "cifar10/cifar-10-batches-py", "cifar-10-batches-py")
+    places = [
+        f"{under}cifar-10-batches-{kind}" for kind in ("bin", "py") for under in ("cifar10/", "")
+    ]
     place = _find("cifar10", places, root, download)
-    read = _cifar_sheets if place.name == "labels.npz" else _cifar_pickles
+    read = _cifar_binary if place.name.endswith("bin") else _cifar_pickles
     pixels, labels = read(place.parent, split)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     return Stored(images, torch.from_numpy(labels).long(), CIFAR10_NAMES)
 
 
 def _imagenet(split: str, root: str | Path | None, download: bool) -> Stored:
-    parts = IMAGENET_SPLITS.get(split, split).split("+")
-    for part in parts:
-        _check_split(part, (*IMAGENET_SPLITS, *IMAGENET_PARTS))
-    index_file = _find("imagenet", ("imagenet/imagenet_class_index.json",), root, False)
+    """Folders ``imagenet/SPLIT/WNID`` beside the class index; ``a+b`` joins the splits a and b."""
+    folders = [
+        _find("imagenet", [f"imagenet/{n}" for n in FOLDER_SPLITS.get(name, (name,))], root, False)
+        for name in split.split("+")
+    ]
+    index_file = folders[0].with_name("imagenet_class_index.json")
+    if not index_file.is_file():
+        raise FileNotFoundError(f"{index_file} is missing: it gives the classes' names and order.")
     index = json.loads(index_file.read_text())
-    label = {wnid: int(row) for row, (wnid, _) in index.items()}
-    items, wnids = [], []
-    for part in parts:
-        for name, content in _read_zip(index_file.parent / IMAGENET_PARTS[part]):
-            items.append(content)
-            wnids.append(name.split("/")[0])
-    if strange := sorted({*wnids} - {*label}):
-        raise ValueError(f"{strange[0]!r} in the zips is no ImageNet class. Copy them again.")
-    labels = torch.tensor([label[wnid] for wnid in wnids])
-    images = EncodedImages(tuple(items))
-    return Stored(images, labels, _imagenet_names(index), mean=0.5, std=0.5)
+    wnids = [index[str(row)][0] for row in range(len(index))]
+    parts = [_image_files(folder, wnids) for folder in folders]
+    items = tuple(item for part in parts for item in part.images.items)
+    labels = torch.cat([part.labels for part in parts])
+    return Stored(EncodedImages(items), labels, _imagenet_names(index), mean=0.5, std=0.5)
 
 
 def _imagefolder(path: Path, split: str) -> Stored:
@@ -204,8 +202,8 @@ def _imagefolder(path: Path, split: str) -> Stored:
         raise FileNotFoundError(f"{path} has no folder for split={split!r}: add {path / split}.")
     folders = [found[0] for found in options.values() if found] if divided else [path]
     names = sorted({c.name for f in folders for c in f.iterdir() if c.is_dir()})
-    stored = _image_files(options[split][0] if divided else path, names)
-    return replace(stored, divided=divided)
+    found = _image_files(options[split][0] if divided else path, names)
+    return Stored(found.images, found.labels, tuple(names), divided)
 
 
 _READERS: dict[str, Callable[[str, str | Path | None, bool], Stored]] = {
@@ -216,7 +214,11 @@ _READERS: dict[str, Callable[[str, str | Path | None, bool], Stored]] = {
 }
 
 
-def _image_files(folder: Path, names: Sequence[str]) -> Stored:
+def _image_files(folder: Path, names: Sequence[str]) -> ImageFiles:
+    """The images below the folders ``names``, whose order gives the labels."""
+    strange = sorted({f.name for f in folder.iterdir() if f.is_dir()} - {*names})
+    if strange:
+        raise ValueError(f"{folder / strange[0]} is no class of this set. Move it elsewhere.")
     files = [
         (file, row)
         for row, name in enumerate(names)
@@ -229,7 +231,7 @@ def _image_files(folder: Path, names: Sequence[str]) -> Stored:
             f"{', '.join(IMAGE_ENDINGS)}."
         )
     labels = torch.tensor([row for _, row in files])
-    return Stored(EncodedImages(tuple(f for f, _ in files)), labels, tuple(names))
+    return ImageFiles(EncodedImages(tuple(f for f, _ in files)), labels)
 
 
 def _find(name: str, places: Sequence[str], root: str | Path | None, download: bool) -> Path:
@@ -283,39 +285,20 @@ def _read_idx(path: Path, ndim: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         raise ValueError(f"{found} is corrupt ({error}). Copy or download MNIST again.") from error
 
 
-def _cifar_sheets(folder: Path, split: str) -> tuple[Any, Any]:
-    """CIFAR-10 from lossless sheets of 100 x 100 tiles; decoded once, then read from the cache."""
-    labels = np.load(folder / "labels.npz")[split]
+def _cifar_binary(folder: Path, split: str) -> tuple[Any, Any]:
+    """CIFAR-10's binary version: for each image a byte of label, then its three planes."""
     names = [name for name in CIFAR10_MD5 if name.startswith("test") == (split == "test")]
-    files = [folder / f"{name}.webp" for name in names]
-    for file in files:
+    parts = []
+    for file in (folder / "cifar-10-batches-bin" / f"{name}.bin" for name in names):
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing. Copy the cifar10 folder again.")
-    stamp = repr([(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files])
-    cached = cache_folder() / f"cifar10-{split}-{hashlib.md5(stamp.encode()).hexdigest()[:12]}.npy"
-    with suppress(OSError, ValueError, EOFError):
-        pixels = np.load(cached)
-        if pixels.shape == (len(labels), 32, 32, 3) and pixels.dtype == np.uint8:
-            return pixels, labels
-    parts = labels.reshape(len(files), -1)
-    pixels = np.concatenate([_cifar_sheet(f, y) for f, y in zip(files, parts, strict=True)])
-    _save_atomically(cached, pixels)
-    return pixels, labels
-
-
-def _cifar_sheet(file: Path, labels: Any) -> Any:
-    from PIL import Image
-
-    try:
-        sheet = np.asarray(Image.open(file).convert("RGB"))
-        tiles = sheet.reshape(100, 32, 100, 32, 3).swapaxes(1, 2).reshape(10000, 32, 32, 3)
-        planes = tiles.transpose(0, 3, 1, 2).reshape(10000, -1)
-        content = np.concatenate([labels[:, None].astype(np.uint8), planes], 1).tobytes()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is corrupt ({error}). Copy it again.") from error
-    if hashlib.md5(content).hexdigest() != CIFAR10_MD5[file.stem]:
-        raise ValueError(f"{file} is not the official {file.stem}: its md5 differs. Copy it again.")
-    return tiles
+            raise FileNotFoundError(f"{file} is missing. Copy or download CIFAR-10 again.")
+        content = file.read_bytes()
+        if hashlib.md5(content).hexdigest() != CIFAR10_MD5[file.stem]:
+            raise ValueError(f"{file} is corrupt: its md5 is not the official one. Copy it again.")
+        parts.append(np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * 32 * 32))
+    images = np.concatenate(parts)
+    pixels = rearrange(images[:, 1:], "n (channels h w) -> n h w channels", channels=3, h=32)
+    return pixels, images[:, 0].astype(np.int64)
 
 
 def _cifar_pickles(folder: Path, split: str) -> tuple[Any, Any]:
@@ -331,29 +314,6 @@ def _cifar_pickles(folder: Path, split: str) -> tuple[Any, Any]:
             f"{folder / 'cifar-10-batches-py'} is incomplete or corrupt. Download CIFAR-10 again."
         ) from error
     return stored.data, np.asarray(stored.targets)
-
-
-def _save_atomically(path: Path, array: Any) -> None:
-    """Write a cache file whole or not at all; a cache that cannot be written is no error."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.save(file, array)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-
-
-def _read_zip(path: Path) -> list[tuple[str, bytes]]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [(n, archive.read(n)) for n in archive.namelist() if not n.endswith("/")]
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} is missing. Copy the imagenet folder again.") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is corrupt ({error}). Copy it again.") from error
 
 
 def _imagenet_names(index: dict[str, list[str]]) -> tuple[str, ...]:

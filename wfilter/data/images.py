@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from wfilter.data.formats import EncodedImages, read
+from wfilter.data.formats import EncodedImages, Stored, read
+from wfilter.data.functions import find_function
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -209,11 +210,11 @@ def load(
 
     Args:
         name: ``digits`` (scikit-learn's, needs no folder), ``mnist``, ``cifar10``, ``imagenet``
-            (the zips of the data folder) or ``imagefolder:PATH`` (a folder for each class, or
-            ``train`` and ``test`` or ``val`` folders of those).
+            (folders ``imagenet/SPLIT/WNID``), ``imagefolder:PATH`` (a folder for each class, or
+            ``train`` and ``test`` or ``val`` folders of those), or ``package.module:function``, a
+            function of the split that returns an `ImageSet`.
         split: ``train`` or ``test``. Digits and a folder without splits are divided 80 : 20, class
-            by class, always the same way. For ``imagenet`` also parts, such as ``train1+k0``:
-            ``train`` is ``train1+k0+k1`` and ``test`` is ``k2``.
+            by class, always the same way. For ``imagenet`` any folder, or several: ``val+extra``.
         root: The data folder; by default the environment variable ``WFILTER_DATA``.
         size: Height and width to scale to; by default as stored (224 for image files).
         channels: 3 repeats a grey image for a colour model; by default as stored.
@@ -232,7 +233,10 @@ def load(
         >>> load("digits", "test", size=28, channels=3).image_shape
         (3, 28, 28)
     """
-    stored = read(name, split, root, download)
+    if ":" in name and not name.startswith("imagefolder:"):
+        stored = _call_function(name, split)
+    else:
+        stored = read(name, split, root, download)
     dataset = ImageSet(
         f"{name} {split}",
         _with_channels(_with_size(stored.images, size), channels),
@@ -242,6 +246,18 @@ def load(
         _numbers(stored.std if std is None else std),
     )
     return dataset if stored.divided else hold_out(dataset, 0.2)[split == "test"]
+
+
+def _call_function(name: str, split: str) -> Stored:
+    """The set that ``package.module:function`` gives for a split."""
+    module, _, function = name.partition(":")
+    found = find_function(module, function, "imagefolder")(split)
+    if not isinstance(found, ImageSet):
+        raise ValueError(
+            f"{name} returned {type(found).__name__}. Expected a wfilter.data.ImageSet: uint8 "
+            "images, int64 labels and class names."
+        )
+    return Stored(found.images, found.labels, found.class_names, True, found.mean, found.std)
 
 
 def _with_size(images: Tensor | EncodedImages, size: int | None) -> Tensor | EncodedImages:

@@ -6,14 +6,10 @@ that nothing about them is special to this package. All of them take pixels in 0
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-import os
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wfilter.data.formats import data_root
+from wfilter.data.formats import cache_folder, data_root
+from wfilter.data.functions import find_function, unknown_name
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def create(name: str, num_classes: int = 10) -> nn.Module:
         torch.Size([2, 10])
     """
     if name not in _BACKBONES:
-        raise ValueError(_unknown("model", name, _BACKBONES))
+        raise ValueError(unknown_name("model", name, _BACKBONES))
     _check_classes(num_classes)
     make, facts = _BACKBONES[name]
     return make(facts, num_classes).eval()
@@ -168,27 +165,30 @@ def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
 
 
 def weights_path(spec: str, root: str | Path | None = None) -> Path:
-    """Where the data folder keeps the weights of the model called ``spec``.
+    """Where the data folder, or the cache, keeps the weights of the model called ``spec``.
 
     Args:
-        spec: As in `build`; one of the three models whose weights come with the data.
+        spec: As in `build`.
         root: The data folder; by default the environment variable ``WFILTER_DATA``.
 
     Example:
-        >>> weights_path("wfilter:resnet18-cifar", "/").as_posix()
-        '/weights/resnet18_cifar10.safetensors'
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     Path(root, "weights").mkdir()
+        ...     Path(root, "weights", "timm-resnet18.safetensors").touch()
+        ...     weights_path("timm:resnet18", root).name
+        'timm-resnet18.safetensors'
     """
-    if spec not in _WEIGHTS:
-        raise ValueError(
-            f"The data folder has no weights for {spec!r}, only for {', '.join(_WEIGHTS)}. "
-            "Train it with benchmarks/originals.py, or pass your own file."
-        )
-    folder = data_root(root)
-    if folder is None:
-        raise FileNotFoundError(
-            f"{spec} has its weights in the data folder: pass root= (--data) or set WFILTER_DATA."
-        )
-    return folder / "weights" / _WEIGHTS[spec]
+    place = Path("weights", f"{spec.replace(':', '-')}.safetensors")
+    folders = [folder for folder in (data_root(root), cache_folder()) if folder is not None]
+    for folder in folders:
+        if (folder / place).is_file():
+            return folder / place
+    looked = " or ".join(str(folder / place) for folder in folders)
+    raise FileNotFoundError(
+        f"there are no weights for {spec}: {looked} does not exist. Put them there (the data "
+        "folder is root=, --data or WFILTER_DATA), or pass your own file."
+    )
 
 
 def _vgg16(facts: InputFacts, num_classes: int) -> nn.Module:
@@ -267,11 +267,6 @@ _BACKBONES: dict[str, tuple[Callable[[InputFacts, int], nn.Module], InputFacts]]
     "vit_tiny-cifar": (partial(_VIT_TINY, patch_size=4), CIFAR),
     "vit_small-cifar": (partial(_VIT_SMALL, patch_size=4), CIFAR),
 }
-_WEIGHTS = {
-    "wfilter:resnet18-cifar": "resnet18_cifar10.safetensors",
-    "wfilter:vgg16-cifar": "vgg16_bn_cifar10.safetensors",
-    "timm:vit_tiny_patch16_224": "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
-}
 
 
 def _from_wfilter(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
@@ -282,7 +277,7 @@ def _from_timm(name: str, num_classes: int | None, pretrained: bool) -> nn.Modul
     import timm
 
     if not timm.is_model(name.split(".")[0]):
-        raise ValueError(_unknown("timm model", name, timm.list_models()))
+        raise ValueError(unknown_name("timm model", name, timm.list_models()))
     try:
         if pretrained:
             _refuse_out_of_reach(name)
@@ -335,10 +330,7 @@ def _torchvision_models() -> Any:
 
 
 def _call_function(module: str, name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
-    function = getattr(_import(module), name, None)
-    if not callable(function):
-        known = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
-        raise ValueError(_unknown(f"function of {module}", name, known))
+    function = find_function(module, name, "timm, torchvision or wfilter")
     settings = {} if num_classes is None else {"num_classes": num_classes}
     try:
         inspect.signature(function).bind(**settings)
@@ -354,26 +346,11 @@ def _call_function(module: str, name: str, num_classes: int | None, pretrained: 
 _SOURCES = {"timm": _from_timm, "torchvision": _from_torchvision, "wfilter": _from_wfilter}
 
 
-def _import(module: str) -> Any:
-    sys.path.insert(0, os.getcwd())  # a console script's path lacks the working directory
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(
-            f"{module!r} is neither timm, torchvision or wfilter nor a module that can be "
-            "imported. Write SOURCE:NAME, or package.module:function."
-        ) from error
-    finally:
-        sys.path.remove(os.getcwd())
-
-
 def _timm_facts(name: str) -> InputFacts:
     import timm
 
     if not timm.is_model(name.split(".")[0]):
-        raise ValueError(_unknown("timm model", name, timm.list_models()))
+        raise ValueError(unknown_name("timm model", name, timm.list_models()))
     found: Any = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     channels, size, _ = found.input_size
     return InputFacts(size, channels, tuple(found.mean), tuple(found.std))
@@ -390,7 +367,7 @@ def _check_torchvision(name: str) -> None:
     models = _torchvision_models()
     known = models.list_models(module=models)
     if name not in known:
-        raise ValueError(_unknown("torchvision model", name, known))
+        raise ValueError(unknown_name("torchvision model", name, known))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -415,12 +392,6 @@ def _without_source(spec: str) -> str:
         f"model={spec!r} lacks its source. Write timm:{spec}, torchvision:{spec}, "
         "wfilter:NAME or package.module:function."
     )
-
-
-def _unknown(argument: str, value: str, known: Iterable[str]) -> str:
-    known = list(known)
-    closest = difflib.get_close_matches(value, known, 3, cutoff=0.4) or known[:3]
-    return f"{argument} {value!r} is not known. Closest names: {', '.join(closest)}."
 
 
 def _some(found: list[str]) -> str:
