@@ -31,11 +31,10 @@ from torch.nn import functional as F
 
 import wfilter
 from wfilter import baselines, data, zoo
-from wfilter.evaluation.columns import Budget
-from wfilter.evaluation.measures import MEASURES, Bench
-from wfilter.evaluation.method import Subject, run
 from wfilter.evaluation.report import Report
-from wfilter.evaluation.run import make_bench, report_on
+from wfilter.evaluation.run import make_problem, report_on
+from wfilter.metrics import METRICS, Budget, Method, Problem
+from wfilter.metrics.method import run
 
 MODELS = {"cifar10": "wfilter:resnet18-cifar", "mnist": "wfilter:resnet18-mnist"}
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
@@ -192,7 +191,7 @@ class Work:
             self.wf, self.seconds = self.filters()
             alphas = self.wf.alphas.detach().numpy()
             self.digest = hashlib.sha256(alphas.tobytes()).hexdigest()[:12]
-        self.bench = self.make_bench(tuple(args.classes))
+        self.problem = self.make_problem(tuple(args.classes))
         self.settings = {k: v for k, v in vars(args).items() if k in NUMBERS}
         self.lines = self.read_lines()
 
@@ -216,7 +215,7 @@ class Work:
         seconds = float(file.with_suffix(".seconds").read_text())
         return wfilter.load(file, base), seconds
 
-    def make_bench(self, rows: tuple[int, ...]) -> Bench:
+    def make_problem(self, rows: tuple[int, ...]) -> Problem:
         args = self.args
         budget = Budget(
             test_images=args.sample_images,
@@ -231,7 +230,7 @@ class Work:
         )
         train = self.train.take(torch.arange(args.train_images))
         options: dict[str, Any] = {"train": train, "original": self.base, "budget": budget}
-        return make_bench(self.base, self.test, rows=rows, seed=args.seed, **options)
+        return make_problem(self.base, self.test, classes=rows, seed=args.seed, **options)
 
     # ---- what to measure ----------------------------------------------------------------------
 
@@ -242,7 +241,10 @@ class Work:
         ours = not self.args.rivals_only
         if ours:
             yield f"original {named}", lambda: self.measure(self.original(), but=("curves", "sets"))
-            yield f"random network {named}", lambda: report_on(self.random(), self.bench, ["probe"])
+            yield (
+                f"random network {named}",
+                lambda: report_on(self.random(), self.problem, ["probe"]),
+            )
         for row in classes:
             if ours:
                 yield f"wfilter {self.digest} {row}", lambda row=row: self.ours(row)
@@ -252,34 +254,36 @@ class Work:
             yield f"sets {self.digest}", self.sets
             yield f"all rows {self.digest}", self.all_rows
 
-    def measure(self, subject: Subject, but: tuple[str, ...] = ("sets",)) -> Report:
-        return report_on(subject, self.bench, [name for name in MEASURES if name not in but])
+    def measure(self, method: Method, but: tuple[str, ...] = ("sets",)) -> Report:
+        return report_on(method, self.problem, [name for name in METRICS if name not in but])
 
-    def original(self) -> Subject:
-        return Subject.of_one("original", self.base, self.bench.rows)
+    def original(self) -> Method:
+        return Method.of_one("original", self.base, self.problem.classes)
 
-    def random(self) -> Subject:
-        return Subject.of_one("random network", self.bench.random_networks[0], self.bench.rows)
+    def random(self) -> Method:
+        return Method.of_one(
+            "random network", self.problem.random_networks[0], self.problem.classes
+        )
 
     def ours(self, row: int) -> Report:
-        return self.measure(Subject.of_filtered(self.wf, (row,), seconds=self.seconds))
+        return self.measure(Method.of_filtered(self.wf, (row,), seconds=self.seconds))
 
     def sets(self) -> Report:
         def masked(images: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
             return run(self.base, images).masked_fill(chosen, -torch.inf)
 
-        mask = Subject("logit_mask", self.bench.rows, lambda row: self.base, sets=masked)
-        subjects = (Subject.of_filtered(self.wf, self.bench.rows), mask)
-        return Report.join(report_on(subject, self.bench, ["sets"]) for subject in subjects)
+        mask = Method("logit_mask", self.problem.classes, lambda row: self.base, sets=masked)
+        methods = (Method.of_filtered(self.wf, self.problem.classes), mask)
+        return Report.join(report_on(method, self.problem, ["sets"]) for method in methods)
 
     def all_rows(self) -> Report:
         """Our accuracies, ZRF and curves over all ten rows; a table of its own."""
-        bench = self.make_bench(tuple(range(10)))
-        subjects = (
-            Subject.of_one("original", self.base, bench.rows),
-            Subject.of_filtered(self.wf, bench.rows),
+        problem = self.make_problem(tuple(range(10)))
+        methods = (
+            Method.of_one("original", self.base, problem.classes),
+            Method.of_filtered(self.wf, problem.classes),
         )
-        return Report.join(report_on(s, bench, ["accuracy", "zrf"]) for s in subjects)
+        return Report.join(report_on(s, problem, ["accuracy", "zrf"]) for s in methods)
 
     def rival(self, method: str, row: int) -> Report:
         """Make the rival's model, then measure it."""
@@ -296,8 +300,8 @@ class Work:
         start = time.process_time()
         model = baselines.METHODS[method](self.base, row, batches, **options)
         spent += time.process_time() - start
-        subject = Subject.of_models(method, {row: model}, {row: spent})
-        return self.measure(subject, but=("sets", "curves"))
+        made = Method.of_models(method, {row: model}, {row: spent})
+        return self.measure(made, but=("sets", "curves"))
 
     def shared(self) -> tuple[nn.Module, float]:
         """The part of retraining that serves all classes under test, since it sees none of them.

@@ -27,7 +27,6 @@ HIDDEN = {
 TO_MEND = {
     *("core/model.py", "core/attach.py", "core/filters.py", "files/export.py"),
     *("untraining/fisher.py", "untraining/loop.py", "untraining/solve.py", "untraining/history.py"),
-    *("evaluation/run.py", "evaluation/measures/remains.py", "evaluation/measures/relearning.py"),
     *("files/checkpoint.py", "cli/demo.py", "cli/jobs.py", "explain/images.py"),
 }
 STARTS_FAST = "cli/commands.py"  # `wfilter --help` must not wait for torch

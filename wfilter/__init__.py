@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from wfilter.data import zoo
     from wfilter.data.batches import InMemory
     from wfilter.evaluation import bench
-    from wfilter.evaluation.columns import Budget
     from wfilter.evaluation.report import Report
     from wfilter.evaluation.run import compare, evaluate
     from wfilter.files.checkpoint import load
     from wfilter.files.export import export
+    from wfilter.metrics.problem import Budget
     from wfilter.untraining.loop import untrain
     from wfilter.untraining.recipes import RECIPES, Recipe
 
@@ -59,7 +59,7 @@ __all__ = [
 # Public name -> the module that defines it; a module itself where the two end alike.
 _HOMES = {
     "RECIPES": "untraining.recipes",
-    "Budget": "evaluation.columns",
+    "Budget": "metrics.problem",
     "FilteredModel": "core.model",
     "InMemory": "data.batches",
     "Recipe": "untraining.recipes",

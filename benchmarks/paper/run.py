@@ -51,10 +51,9 @@ from paper.runs import key_of, read_latest, read_runs
 from paper.tables import table1, table2, with_tables
 from wfilter import baselines, data, zoo
 from wfilter.evaluation.bench import environment
-from wfilter.evaluation.columns import Budget
-from wfilter.evaluation.method import Subject
-from wfilter.evaluation.run import make_bench, report_on
+from wfilter.evaluation.run import make_problem, report_on
 from wfilter.files.checkpoint import fingerprint
+from wfilter.metrics import Budget, Method
 
 README = RESULTS.parents[1] / "README.md"
 TIMM = {
@@ -159,24 +158,24 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     test = shuffled(test, args.test_images, 0, needed)
     few = args.few_images
     budget = Budget(test_images=few, train_images=few, relearn_epochs=args.relearn_epochs or 1)
-    bench = make_bench(
-        model, test, rows=args.rows or range(train.num_classes), train=train, original=model,
+    problem = make_problem(
+        model, test, classes=args.rows or range(train.num_classes), train=train, original=model,
         budget=budget, seed=args.seed,
     )  # fmt: skip
     began = time.process_time()
-    subject, options = make_subject(args, model, train, bench.rows)
+    method, options = make_method(args, model, train, problem.classes)
     spent = time.process_time() - began
     names = ["accuracy", "zrf"] + (["curves"] if args.method in FILTERED else [])
-    parts = [report_on(subject, bench, names)]
+    parts = [report_on(method, problem, names)]
     if args.relearn_epochs:
-        some = dataclasses.replace(subject, rows=tuple(args.relearn_rows or subject.rows))
-        parts.append(report_on(some, bench, ["relearn"]))
+        some = dataclasses.replace(method, classes=tuple(args.relearn_rows or method.classes))
+        parts.append(report_on(some, problem, ["relearn"]))
     return {
         "dataset": args.dataset,
         "backbone": args.backbone,
         "method": args.method,
         "seed": args.seed,
-        "rows": list(bench.rows),
+        "rows": list(problem.classes),
         "options": options,
         "report": json.loads(wfilter.Report.join(parts).to_json()),
         "cpu_seconds": None if "files" in options else round(spent, 1),
@@ -236,20 +235,20 @@ def shuffled(
     return images.take(order[:count].sort().values)
 
 
-def make_subject(
+def make_method(
     args: argparse.Namespace, model: nn.Module, train: data.ImageSet, rows: tuple[int, ...]
-) -> tuple[Subject, dict[str, Any]]:
+) -> tuple[Method, dict[str, Any]]:
     """The method under test, and the settings it was made with."""
     if args.method == "original":
-        return Subject.of_one("original", model, rows), {}
+        return Method.of_one("original", model, rows), {}
     if args.method in FILTERED:
         told = ("steps", "batch_size", "train_images", "set", "bfloat16")
         options = {"files": [args.filters.name]} if args.filters else pick(args, told)
         options |= {"recipe": recipe_of(args).name}
-        return Subject.of_filtered(filtered(args, model, train), rows), options
+        return Method.of_filtered(filtered(args, model, train), rows), options
     if args.method == "retrained":
         models, files = retrained(args, rows)
-        return Subject.of_models("retrained", models), {"files": files}
+        return Method.of_models("retrained", models), {"files": files}
     images = shuffled(train, args.rival_images or len(train), args.seed)
     batches = data.batches(images, args.rival_batch_size, shuffle=True, seed=args.seed)
     method = baselines.METHODS[args.method]
@@ -266,7 +265,7 @@ def make_subject(
         models = {row: method(model, row, batches, seed=args.seed, **settings) for row in rows}
     told = {"images": len(images), "batch_size": args.rival_batch_size, **settings}
     told |= {"bfloat16": args.bfloat16}
-    return Subject.of_models(args.method, models), told
+    return Method.of_models(args.method, models), told
 
 
 def retrained(

@@ -317,7 +317,7 @@ def test_run_times_each_method_and_passes_its_options():
         ([], None, ValueError, "is not a class"),
         (list(range(10)), None, ValueError, "leaves none of the 10 classes"),
         (0, [], ValueError, "train has no batches"),
-        (0, [torch.zeros(2, 1, 8, 8)], TypeError, "Data without labels"),
+        (0, [torch.zeros(2, 1, 8, 8)], TypeError, "train has no labels"),
         (0, iter(()), TypeError, "can be read only once"),
     ],
 )

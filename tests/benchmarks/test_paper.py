@@ -21,9 +21,8 @@ from paper import run as paper
 from paper import runs as paper_runs
 from paper import tables as paper_tables
 from wfilter import data, zoo
-from wfilter.evaluation.cells import Cell
-from wfilter.evaluation.columns import Budget, Problem, relearn
 from wfilter.evaluation.report import Report
+from wfilter.metrics import METRICS, Budget, Cell, Problem
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "paper"
 METHODS = ["original", "distill", "paper", "random_labels", "negative_gradients"]
@@ -240,7 +239,8 @@ def test_a_readme_without_the_markers_is_refused():
 
 def relearning(epochs, cap, **changes):
     """A stored line of relearn times alone, one for each class."""
-    columns = tuple(relearn(Problem(Budget(relearn_epochs=cap))))
+    problem = Problem(torch.nn.Identity(), [], None, (0,), 10, Budget(relearn_epochs=cap))
+    columns = tuple(METRICS["relearn"].columns(problem))
     rows = {"wfilter": {"relearn weights": Cell(dict(enumerate(epochs)))}}
     report = Report(columns, rows, tuple(range(10)))
     return line(report=json.loads(report.to_json()), **changes)
@@ -320,7 +320,7 @@ def test_rivals_take_the_options_given_and_tell_those_they_had(monkeypatch):
     for name, half in (("random_labels", False), ("negative_gradients", True)):
         monkeypatch.setitem(paper.baselines.METHODS, name, method)
         args = arguments(None, method=name, rival_retain=0.9, bfloat16=half, **options)
-        _, told = paper.make_subject(args, torch.nn.Identity(), images, (2, 5))
+        _, told = paper.make_method(args, torch.nn.Identity(), images, (2, 5))
         weight = told.pop("retain_weight", 0.0)
         assert weight == (0.9 if name == "negative_gradients" else 0.0)
         assert asked[-2:] == [(row, 2, 7, 0.1, weight, half) for row in (2, 5)]
@@ -332,10 +332,10 @@ def test_rivals_in_half_precision_learn_from_the_weights_they_have_now():
     options = {"rival_images": 300, "rival_batch_size": 30, "rival_epochs": 6, "rival_lr": 0.05}
     args = arguments(None, method="random_labels", bfloat16=True, **options)
     torch.manual_seed(0)
-    subject, _ = paper.make_subject(args, zoo.create("cnn-digits"), images, (2,))
+    method, _ = paper.make_method(args, zoo.create("cnn-digits"), images, (2,))
     shown, labels = images.batch(torch.arange(300))
     kept = labels != 2
-    assert (subject.model(2)(shown[kept]).argmax(1) == labels[kept]).float().mean() > 0.8
+    assert (method.model(2)(shown[kept]).argmax(1) == labels[kept]).float().mean() > 0.8
 
 
 def test_imagenets_vit_finds_its_weights_and_every_original_its_own_normalisation(

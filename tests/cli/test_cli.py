@@ -103,7 +103,7 @@ def test_options_win_over_the_settings_file(run, tmp_path):
 
 
 def test_evaluate_needs_only_the_folder(run, tmp_path, capsys):
-    words = ["evaluate", str(run), "--metrics", "accuracy", "--forget", "3", "--json"]
+    words = ["evaluate", str(run), "--metrics", "accuracy", "--classes", "3", "--json"]
     assert cli.run([*words, "--out", str(tmp_path / "report.md"), "--card"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"]
     assert "Acc_f" in (tmp_path / "report.md").read_text()
@@ -122,7 +122,7 @@ def test_the_card_of_a_run_says_how_the_filters_were_made(run, weights):
 
 def test_evaluate_compares_with_an_earlier_report(run, tmp_path, capsys):
     earlier = tmp_path / "earlier.json"
-    words = ["evaluate", str(run), "--metrics", "accuracy", "--forget", "3"]
+    words = ["evaluate", str(run), "--metrics", "accuracy", "--classes", "3"]
     assert cli.run([*words, "--out", str(earlier), "--quiet"]) == 0
     assert cli.run([*words, "--against", str(earlier)]) == 0
     printed = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_export_and_bench_and_explain_run(run, tmp_path, capsys):
     assert "inputs images, forget" in capsys.readouterr().out
     assert cli.run(["bench", "wfilter:cnn-digits", "--batch-size", "4", "--rounds", "2"]) == 0
     assert "mixed labels" in capsys.readouterr().out
-    words = ["explain", str(run), "--out", str(page), "--per-class", "2", "--forget", "3"]
+    words = ["explain", str(run), "--out", str(page), "--per-class", "2", "--classes", "3"]
     assert cli.run([*words, "--layer", "features.3", "--quiet"]) == 0
     text = page.read_text()
     assert "gates of features.3.weight" in text
@@ -319,7 +319,7 @@ def test_report_for_other_classes_is_refused_before_anything_is_measured(
     capsys, run, tmp_path, monkeypatch
 ):
     earlier = tmp_path / "earlier.json"
-    words = ["evaluate", str(run), "--metrics", "accuracy", "--forget"]
+    words = ["evaluate", str(run), "--metrics", "accuracy", "--classes"]
     assert cli.run([*words, "3", "--out", str(earlier), "--quiet"]) == 0
     module = sys.modules["wfilter.evaluation.run"]
     monkeypatch.setattr(module, "evaluate", lambda *_, **__: pytest.fail("measured"))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from wfilter.evaluation.cells import Cell, Column
 from wfilter.evaluation.report import Report
+from wfilter.metrics.cells import Cell, Column
 
 ACC_R = Column("Acc_r", "accuracy", "higher", "Accuracy on the other classes.")
 ACC_F = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")

@@ -50,7 +50,7 @@ def test_accuracies_by_row_equal_scikit_learn():
 
 def test_each_image_under_its_own_row_gives_recall_by_class():
     logits, labels, _ = random_pairs()
-    scores = metrics.forget_accuracy(logits, labels, rows=labels)
+    scores = metrics.forget_accuracy(logits, labels, forget=labels)
     assert list(scores.by_row.values()) == pytest.approx(
         recall_score(labels, logits.argmax(1), average=None)
     )
@@ -107,11 +107,11 @@ def test_aus_is_one_for_perfect_forgetting_and_halves_when_nothing_is_forgotten(
 def test_a_row_without_samples_is_an_error_that_names_it():
     predictions = labels = torch.tensor([0, 0, 1])
     rows = torch.tensor([0, 2, 1])
-    with pytest.raises(ValueError, match=r"no forget pair for row\(s\) \[2\]"):
+    with pytest.raises(ValueError, match=r"no forget pair for class\(es\) \[2\]"):
         metrics.forget_accuracy(predictions, labels, rows)
-    assert metrics.forget_accuracy(predictions, labels, rows, expected=[0, 1]).mean == 1
-    with pytest.raises(ValueError, match=r"no forget pair for row\(s\) \[7\]"):
-        metrics.forget_accuracy(predictions, labels, labels, expected=[7])
+    assert metrics.forget_accuracy(predictions, labels, rows, classes=[0, 1]).mean == 1
+    with pytest.raises(ValueError, match=r"no forget pair for class\(es\) \[7\]"):
+        metrics.forget_accuracy(predictions, labels, labels, classes=[7])
     with pytest.raises(ValueError, match="class 2 has no samples"):
         metrics.routing(predictions, labels, 2, 3)
 
@@ -124,7 +124,7 @@ def test_a_row_without_samples_is_an_error_that_names_it():
         (torch.zeros(2, 3), torch.zeros(3).long(), 0, "labels has 3 entries"),
         (torch.zeros(2, 3), torch.tensor([0, -1]), 0, "labels lie in -1..0"),
         (torch.zeros(2, 3), torch.zeros(2).long(), torch.tensor([0, -1]), "forget nothing"),
-        (torch.zeros(2, 3), torch.zeros(2).long(), torch.tensor([0]), "rows has shape"),
+        (torch.zeros(2, 3), torch.zeros(2).long(), torch.tensor([0]), "forget has shape"),
         (torch.zeros(0, 3), torch.zeros(0).long(), 0, "has no samples"),
         (torch.zeros(2, 3).bool(), torch.zeros(2).long(), 0, "neither float logits"),
     ],
@@ -137,7 +137,7 @@ def test_bad_pairs_are_refused(outputs, labels, rows, message):
 def test_data_without_labels_or_batches_is_refused():
     with pytest.raises(TypeError, match="expected a pair of tensors"):
         metrics.collect_logits(nn.Identity(), [torch.zeros(2, 3)])
-    with pytest.raises(TypeError, match="Data without labels"):
+    with pytest.raises(TypeError, match="data has no labels"):
         metrics.collect_logits(nn.Identity(), [(torch.zeros(2, 3),)])
     with pytest.raises(ValueError, match="no batches"):
         metrics.collect_logits(nn.Identity(), iter([]))
@@ -305,7 +305,7 @@ def test_a_class_that_never_comes_back_is_a_failure_and_one_never_lost_takes_no_
     assert len(never.accuracies) == 3
     at_once = metrics.relearn_time(digits.trained_cnn(), 3, train, digits.batches(test), **settings)
     assert at_once.epochs == 0
-    assert str(metrics.relearn_summary([never, at_once])) == "50.0 (1)"
+    assert str(metrics.relearn_summary([never, at_once])) == "50 (1)"
     assert str(metrics.relearn_summary([never, never])) == "> 100 (2)"
 
 

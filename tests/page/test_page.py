@@ -13,7 +13,8 @@ import digits
 import wfilter
 from wfilter import data, metrics
 from wfilter.page import html, write_page
-from wfilter.page.measure import measure, take_sample
+from wfilter.page.sample import take_sample
+from wfilter.page.write import Maker
 
 NAMES = [f"digit <{i}> & co" for i in range(10)]
 PANELS = (3, 5, 8)
@@ -125,12 +126,12 @@ def test_matrices_report_their_rank_correlation_with_the_gates(page):
 def test_with_many_classes_each_image_meets_its_own_row_and_a_few_others():
     wf = small_filters(25)
     sample = take_sample(wf, [(torch.rand(50, 1, 2, 2), torch.arange(50) % 25)], 2)
-    found = measure(wf, sample, [3], curve_images=2, steps=2)
-    assert set(found.forget.by_row) == set(range(25))
-    assert len(found.retain.by_row) == 25
+    made = Maker(wf, sample, {}, Path(), [3], ())
+    assert set(made.forget.by_row) == set(range(25))
+    assert len(made.retain.by_row) == 25
     with torch.no_grad():
         expected = metrics.routing(wf(sample.images, forget=3), sample.labels, 3, 25)
-    assert torch.equal(found.routing[3], expected)
+    assert torch.equal(made.routing(3), expected)
 
 
 def test_more_than_20_panels_are_chosen_from_a_list():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wfilter.data.checks import unpack
+from wfilter.data.batches import labelled
 from wfilter.data.running import Batches, collect_logits, device_of
 
 
@@ -39,7 +39,7 @@ class Task:
         first = next(iter(train), None)
         if first is None:
             raise ValueError("train has no batches.")
-        images, labels = unpack(first)
+        images, labels = labelled(first, "train")
         num_classes = collect_logits(model, [(images[:1], labels[:1])])[0].shape[-1]
         classes = tuple(sorted({forget} if isinstance(forget, int) else {int(c) for c in forget}))
         if not classes or classes[0] < 0 or classes[-1] >= num_classes:
@@ -88,7 +88,7 @@ class Task:
         images: list[Tensor] = []
         labels: list[Tensor] = []
         seen: set[int] = set()
-        for x, y in map(unpack, self.train):
+        for x, y in (labelled(batch, "train") for batch in self.train):
             batch_size, kept = batch_size or len(y), keep(y)
             images, labels = [*images, x[kept]], [*labels, y[kept]]
             seen |= set(y.tolist())

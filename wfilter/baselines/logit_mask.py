@@ -3,30 +3,11 @@
 import copy
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from wfilter.baselines.batches import Task
+from wfilter.core.mask import Mask
 from wfilter.data.running import Batches
-
-
-class Mask(nn.Module):
-    """Logits with those of some classes at minus infinity.
-
-    Example:
-        >>> Mask([0])(torch.tensor([[5.0, 1.0]]))
-        tensor([[-inf, 1.]])
-    """
-
-    classes: Tensor
-
-    def __init__(self, classes: Sequence[int]) -> None:
-        super().__init__()
-        self.register_buffer("classes", torch.tensor(list(classes)))
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """Logits (samples, classes), masked."""
-        return logits.index_fill(-1, self.classes, -torch.inf)
 
 
 def logit_mask(model: nn.Module, forget: int | Sequence[int], train: Batches) -> nn.Module:
@@ -36,6 +17,7 @@ def logit_mask(model: nn.Module, forget: int | Sequence[int], train: Batches) ->
     time says nothing about what the model knows; the probe does.
 
     Example:
+        >>> import torch
         >>> model, batch = nn.Linear(2, 3), (torch.zeros(3, 2), torch.arange(3))
         >>> logit_mask(model, 1, [batch])(torch.ones(1, 2)).isinf()
         tensor([[False,  True, False]])

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.baselines.batches import Task
-from wfilter.baselines.logit_mask import Mask
+from wfilter.core.mask import Mask
 from wfilter.data.running import Batches
-from wfilter.metrics.probe import find_head
+from wfilter.metrics.features import find_head
 
 
 class Projection(nn.Module):

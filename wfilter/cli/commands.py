@@ -104,6 +104,18 @@ Targets = Annotated[
 ]
 Exclude = Annotated[list[str] | None, typer.Option(help="What not to filter; repeat.")]
 Granularity = Annotated[str, typer.Option(help="One gate per 'out' unit, or per 'element'.")]
+
+
+def _old_classes(given: list[str] | None) -> list[str] | None:
+    """Say that --classes is what --forget was, where a command takes classes one at a time."""
+    if given:
+        print("--forget is now --classes here: each class is forgotten in turn.", file=sys.stderr)
+    return given
+
+
+OldClasses = Annotated[
+    list[str] | None, typer.Option("--forget", hidden=True, callback=_old_classes)
+]
 FiltersAt = Annotated[
     Path, typer.Argument(metavar="FILTERS", help="The folder that untrain or demo wrote.")
 ]
@@ -251,7 +263,10 @@ def evaluate(
         typer.Option(help="accuracy, sets, zrf, probe, membership, relearn, few_shot, curves, "
                      "cost or all; repeat. By default the cheap ones."),
     ] = None,
-    rows: Annotated[list[str] | None, typer.Option("--forget", help="Only these classes.")] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option(help="Only these, by name or index; repeat.")
+    ] = None,
+    rows: OldClasses = None,
     rivals: Annotated[
         list[str] | None, typer.Option(help="Baselines to run beside it: logit_mask, ...; repeat.")
     ] = None,
@@ -288,14 +303,15 @@ def evaluate(
     cheap = set(wanted) <= {*CHEAP, "sets", "curves"} and not rivals
     wf = opened.wf.to(device) if device else opened.wf
     images = opened.job.images("test")
-    chosen = tuple(sorted(jobs.parse_classes(wf, rows)) if rows else range(wf.num_classes))
+    words = classes or rows
+    chosen = tuple(sorted(jobs.parse_classes(wf, words)) if words else range(wf.num_classes))
     if earlier is not None:
         earlier.refuse_other_classes(chosen, wf.class_names or images.class_names)
     report = evaluate(
         wf,
         images,
         metrics=wanted,
-        rows=chosen,
+        classes=chosen,
         train=None if cheap else opened.job.images("train"),
         rivals=rivals or (),
         seconds=opened.history.seconds if opened.history else None,
@@ -320,8 +336,9 @@ def explain(
     filters: FiltersAt,
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("page.html"),
     classes: Annotated[
-        list[str] | None, typer.Option("--forget", help="Only panels of these classes.")
+        list[str] | None, typer.Option(help="Only panels of these, by name or index; repeat.")
     ] = None,
+    rows: OldClasses = None,
     layers: Annotated[
         list[str] | None,
         typer.Option("--layer", help="A layer to draw; repeat. By default first, middle and last."),
@@ -344,6 +361,7 @@ def explain(
     from wfilter.page import write_page
 
     jobs.check_writable(out)
+    words = classes or rows
     names = (model, weights, pretrained, None, dataset, data, size, download)
     opened = jobs.open_filters(filters, *names)
     path = write_page(
@@ -353,7 +371,7 @@ def explain(
         title=f"What {opened.job.model} forgets, and with which units",
         facts=opened.facts,
         history=opened.history,
-        classes=sorted(jobs.parse_classes(opened.wf, classes)) if classes else None,
+        classes=sorted(jobs.parse_classes(opened.wf, words)) if words else None,
         layers=layers or None,
         per_class=per_class,
     )

@@ -9,7 +9,6 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from wfilter import data, metrics
 from wfilter.cli import jobs, settings
 from wfilter.core.attach import apply_weight_filtering
+from wfilter.core.mask import Mask
 from wfilter.core.model import FilteredModel
 from wfilter.data import zoo
 from wfilter.files import card
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Line:
+class Accuracies:
     """One method's line in the table: accuracies in 0..1."""
 
     method: str
@@ -74,7 +74,7 @@ class Outcome:
 
     model: str
     folder: str
-    lines: tuple[Line, ...]
+    lines: tuple[Accuracies, ...]
     batch: tuple[Shown, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,9 +199,9 @@ class Show:
         trained = time.perf_counter() - began
         wf = self._untrain(model)
         lines = (
-            self._line("original", lambda images, rows: wf(images), trained),
-            self._line("wfilter", wf, self.history.seconds),
-            self._line("logit mask", partial(_masked, wf), 0.0),
+            self._line(metrics.Method.of_one("original", model, range(10)), trained),
+            self._line(metrics.Method.of_filtered(wf, range(10)), self.history.seconds),
+            self._line(metrics.Method.of_models("logit mask", _masked(model)), 0.0),
             self._retrained(),
         )
         self.say(_table(lines))
@@ -225,30 +225,22 @@ class Show:
         self.history = untrain(wf, images, recipe=RECIPE, steps=self.steps, progress=self.progress)
         return wf
 
-    @torch.no_grad()
-    def _line(
-        self,
-        method: str,
-        answer: Callable[[Tensor, Tensor], Tensor],
-        seconds: float,
-        classes: Sequence[int] = tuple(range(10)),
-    ) -> Line:
-        """Every test image under the row of every class, as one mixed batch per class."""
-        images, labels = self.test.batch(torch.arange(len(self.test)))
-        outputs = [answer(images, torch.full_like(labels, row)) for row in classes]
-        rows = torch.tensor(classes).repeat_interleave(len(labels))
-        pairs = (torch.cat(outputs), labels.repeat(len(classes)), rows)
-        which = "all 10" if len(classes) == 10 else f"only {', '.join(map(str, classes))}"
-        retain, forget = metrics.retain_accuracy(*pairs), metrics.forget_accuracy(*pairs)
-        return Line(method, which, retain.mean, forget.mean, seconds)
+    def _line(self, method: metrics.Method, seconds: float) -> Accuracies:
+        """Every test image, forgetting every class of the method in turn."""
+        model, batches = method.model(method.classes[0]), data.batches(self.test)
+        problem = metrics.Problem(model, batches, None, method.classes, self.test.num_classes)
+        answers = metrics.answers(method, problem)
+        every = len(method.classes) == self.test.num_classes
+        which = "all 10" if every else f"only {', '.join(map(str, method.classes))}"
+        return Accuracies(method.name, which, answers.retain.mean, answers.forget.mean, seconds)
 
-    def _retrained(self) -> Line:
+    def _retrained(self) -> Accuracies:
         """The original's training once more, without one class."""
         began = time.perf_counter()
         rest = self.train.take((self.train.labels != RETRAINED).nonzero()[:, 0])
         model = train_original(self.name, rest, epochs=self.epochs)
         seconds = time.perf_counter() - began
-        return self._line("retrained", lambda images, _: model(images), seconds, [RETRAINED])
+        return self._line(metrics.Method.of_models("retrained", {RETRAINED: model}), seconds)
 
     @torch.no_grad()
     def _mixed_batch(self, wf: FilteredModel) -> tuple[Tensor, tuple[Shown, ...]]:
@@ -266,7 +258,7 @@ class Show:
         fits = 2 * (labels == torch.arange(10)[:, None]).int() + known.int()  # (10, images)
         return fits.argmax(1)
 
-    def _write(self, wf: FilteredModel, model: nn.Module, lines: Sequence[Line]) -> None:
+    def _write(self, wf: FilteredModel, model: nn.Module, lines: Sequence[Accuracies]) -> None:
         from safetensors.torch import save_file
 
         save_file(dict(model.state_dict()), self.folder / "base.safetensors")
@@ -315,12 +307,12 @@ class Show:
         pictures(images, self.folder / "mixed-batch.png", captions, columns=5)
 
 
-def _masked(wf: FilteredModel, images: Tensor, rows: Tensor) -> Tensor:
-    logits: Tensor = wf(images)
-    return logits.scatter(1, rows[:, None], -torch.inf)
+def _masked(model: nn.Module) -> dict[int, nn.Module]:
+    """The model once for each digit, which it cannot answer with."""
+    return {row: nn.Sequential(model, Mask([row])) for row in range(10)}
 
 
-def _table(lines: Sequence[Line]) -> str:
+def _table(lines: Sequence[Accuracies]) -> str:
     header = f"\n{'':12}{'classes':>9}{'Acc_r':>9}{'Acc_f':>9}{'seconds':>10}"
     body = [
         f"{x.method:12}{x.classes:>9}{100 * x.retain:9.2f}{100 * x.forget:9.2f}{x.seconds:10.1f}"
@@ -329,7 +321,7 @@ def _table(lines: Sequence[Line]) -> str:
     return "\n".join([header, *body, *(f"  {line}" for line in MEANING)])
 
 
-def _markdown(lines: Sequence[Line]) -> str:
+def _markdown(lines: Sequence[Accuracies]) -> str:
     body = [
         f"| {x.method} | {x.classes} | {100 * x.retain:.2f} | {100 * x.forget:.2f} | "
         f"{x.seconds:.1f} |"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wfilter.data.checks import check_labels
 from wfilter.data.images import Augment
 
 Batches = Iterable[Any]
@@ -95,6 +96,42 @@ def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
         f"a batch of type {type(batch).__name__} is not understood. Give (images, labels), images "
         "alone, or a dict with 'image' and 'label'."
     )
+
+
+def labelled(batch: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of one batch; one without labels is refused.
+
+    Example:
+        >>> labelled((torch.zeros(2, 3), torch.tensor([0, 1])), "data")[1]
+        tensor([0, 1])
+    """
+    images, labels = split_batch(batch)
+    if not isinstance(labels, Tensor):
+        raise TypeError(
+            f"{name} has no labels: a batch is {type(batch).__name__}; expected a pair of tensors "
+            "(images, labels)."
+        )
+    return images, check_labels(labels, len(images))
+
+
+def labelled_batches(batches: Iterable[Any], name: str = "data") -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and labels of every batch that has images; data without any is refused.
+
+    Example:
+        >>> batch = {"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}
+        >>> [labels.tolist() for _, labels in labelled_batches([batch])]
+        [[0, 1]]
+    """
+    empty = True
+    for batch in batches:
+        images, labels = labelled(batch, name)
+        if len(labels):
+            empty = False
+            yield images, labels
+    if empty:
+        raise ValueError(
+            f"{name} has no batches with images in them. A generator used up by an earlier pass?"
+        )
 
 
 def gathered(data: Batches) -> InMemory:

@@ -1,7 +1,5 @@
 """Checks at the door of every metric: what is wrong, what was expected, what to do."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -66,19 +64,3 @@ def check_labels(labels: Tensor, samples: int, num_classes: int | None = None) -
         bound = "0 and above" if num_classes is None else f"0..{num_classes - 1}"
         raise ValueError(f"labels lie in {int(labels.min())}..{upper}; expected {bound}.")
     return labels.long()
-
-
-def unpack(batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Images and labels of one batch; anything without labels is refused.
-
-    Example:
-        >>> images, labels = unpack([torch.zeros(2, 3, 4, 4), torch.tensor([0, 1])])
-    """
-    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    if not pair or not all(isinstance(part, Tensor) for part in batch):
-        kind = f"{type(batch).__name__} of {len(batch)}" if hasattr(batch, "__len__") else "object"
-        raise TypeError(
-            f"a batch is a {kind}; expected a pair of tensors (images, labels). "
-            "Data without labels cannot be used here."
-        )
-    return batch[0], check_labels(batch[1], len(batch[0]))

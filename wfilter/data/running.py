@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from wfilter.data.checks import unpack
+from wfilter.data.batches import labelled_batches
 
 Forward: TypeAlias = Callable[[Tensor], Tensor]
 """Anything that turns images into logits: a module, or a function around one."""
@@ -98,11 +98,8 @@ def collect_logits(
     device = device or device_of(forward)
     parts = []
     with evaluating(forward):
-        for batch in batches:
-            images, labels = unpack(batch)
+        for images, labels in labelled_batches(batches):
             parts.append((forward(images.to(device)).cpu(), labels.cpu()))
-    if not parts:
-        raise ValueError("the data has no batches. A generator used up by an earlier pass?")
     return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
@@ -113,7 +110,7 @@ def select_class(batches: Batches, label: int) -> Tensor:
         >>> select_class([(torch.arange(4.0), torch.tensor([0, 1, 1, 0]))], 1)
         tensor([1., 2.])
     """
-    found = [images[labels == label] for images, labels in map(unpack, batches)]
+    found = [images[labels == label] for images, labels in labelled_batches(batches)]
     if not sum(map(len, found)):
         raise ValueError(f"class {label} has no samples in the data.")
     return torch.cat(found)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wfilter.evaluation.cells import Column, Kind
+from wfilter.metrics.cells import Column, Kind
 
 ARROWS = {"higher": "↑", "lower": "↓", "retrained": "≈", "none": ""}
 DIRECTIONS = {
@@ -57,7 +57,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Line:
+class Change:
     """One number of two reports."""
 
     method: str
@@ -90,7 +90,7 @@ class Line:
 class Comparison:
     """Two reports, number by number; made by `Report.against`."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[Change, ...]
     notes: tuple[str, ...] = ()
 
     def grid(self) -> list[list[str]]:

@@ -12,17 +12,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wfilter.evaluation.cells import Cell, Column, Row
-from wfilter.evaluation.render import Comparison, Line, Table, aligned, number, piped, plain
+import torch
+from torch import Tensor
+
+from wfilter.evaluation.notes import listed, partly_measured, routing_lines, weak_bar
+from wfilter.evaluation.render import Change, Comparison, Table, aligned, number, piped, plain
+from wfilter.metrics.accuracy import average_gap, routing_distance
+from wfilter.metrics.cells import Cell, Column, Row
+from wfilter.metrics.relearn import RelearnSummary
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 FIRST = ("original", "retrained", "random network")
 """Methods that stand above the others: what all of them are compared with."""
-
-WEAK = 0.05
-"""How far below the original a retrained model's Acc_r may be before a report warns of it."""
 
 
 @dataclass(frozen=True)
@@ -100,20 +103,22 @@ class Report:
         return str(row) if self.class_names is None else self.class_names[row]
 
     def _gap(self, method: str, names: Sequence[str]) -> float | None:
-        """Mean absolute difference to the retrained model over columns and the classes of both."""
+        """The average gap to the retrained model, mean over the classes that both have."""
         retrained, mine = self.rows.get("retrained", {}), self.rows[method]
         wanted = [name for name in names if name in retrained]
         if method == "retrained" or not wanted or any(name not in mine for name in wanted):
             return None
-        differences = []
-        for name in wanted:
-            theirs, ours = retrained[name].by_class, mine[name].by_class
-            shared = [row for row in ours if row in theirs]
-            if not shared:
-                return None
-            gaps = [abs((ours[row] or 0.0) - (theirs[row] or 0.0)) for row in shared]
-            differences.append(sum(gaps) / len(gaps))
-        return sum(differences) / len(differences)
+        shared = [
+            row for row in self.classes if all(_both(mine, retrained, n, row) for n in wanted)
+        ]
+        gaps = [
+            average_gap(
+                {name: mine[name].by_class[row] or 0.0 for name in wanted},
+                {name: retrained[name].by_class[row] or 0.0 for name in wanted},
+            )
+            for row in shared
+        ]
+        return sum(gaps) / len(gaps) if gaps else None
 
     def _routing_distance(self, method: str) -> float | None:
         """Total variation to the retrained model's routing, mean over the classes of both."""
@@ -122,7 +127,7 @@ class Report:
         shared = [row for row in mine if row in theirs]
         if method == "retrained" or not shared:
             return None
-        return sum(_variation(mine[row], theirs[row]) for row in shared) / len(shared)
+        return sum(routing_distance(*_dense(mine[r], theirs[r])) for r in shared) / len(shared)
 
     # ---- joining and comparing ----------------------------------------------------------------
 
@@ -180,7 +185,7 @@ class Report:
         other.refuse_other_classes(self.classes, self.class_names)
         theirs = {column.name: column for column in other.columns}
         lines = [
-            Line(method, column, here, there)
+            Change(method, column, here, there)
             for column in self.columns
             if theirs.get(column.name, column).kind == column.kind and column.name in theirs
             for method in self.methods
@@ -204,9 +209,9 @@ class Report:
         """Stop where numbers for these classes could not be compared with this report's."""
         if (self.classes, self.class_names) != (classes, class_names):
             raise ValueError(
-                f"this report is for the classes {_listed(classes, class_names)}\n"
-                f"and the other for {_listed(self.classes, self.class_names)}. Evaluate both with "
-                "the same rows=."
+                f"this report is for the classes {listed(classes, class_names)}\n"
+                f"and the other for {listed(self.classes, self.class_names)}. Evaluate both with "
+                "the same classes=."
             )
 
     # ---- showing ------------------------------------------------------------------------------
@@ -233,63 +238,18 @@ class Report:
             return text if worst is None else f"{text} {self.name_of(worst[1])}"
         cell = self.rows[method].get(column.name)
         if column.kind == "epochs" and cell is not None:
-            never = bool(cell.by_class) and cell.failures == len(cell.by_class)
-            return f"{'> ' if never else ''}{text} ({cell.failures})"
+            return str(RelearnSummary(value, cell.failures, len(cell.by_class)))
         return text
 
     def heading(self) -> str:
         """What was evaluated, in one line."""
-        named = _listed(self.classes, self.class_names)
+        named = listed(self.classes, self.class_names)
         return f"Forgetting one class at a time: {named}"
 
     def notes(self) -> list[str]:
         """Facts and remarks, one line each."""
         lines = [f"{name}: {plain(value)}" for name, value in self.facts.items() if value != []]
-        return [*lines, *self._partly_measured(), *self._weak_bar(), *self._routing_lines()]
-
-    def _partly_measured(self) -> list[str]:
-        """Methods whose means are over some of the classes, by those classes."""
-        found: dict[tuple[int, ...], list[str]] = {}
-        for method in self.methods:
-            cells = self.rows[method].values()
-            measured = tuple(sorted({row for cell in cells for row in cell.by_class}))
-            if measured and set(measured) != set(self.classes):
-                found.setdefault(measured, []).append(method)
-        return [
-            f"measured on {_listed(rows, self.class_names)} only, so not to be compared with means "
-            f"over all classes: {', '.join(methods)}"
-            for rows, methods in found.items()
-        ]
-
-    def _weak_bar(self) -> list[str]:
-        """A warning where the retrained model is no bar, for want of training."""
-        known = [self.rows.get(method, {}).get("Acc_r") for method in ("original", "retrained")]
-        if any(cell is None for cell in known):
-            return []
-        original, retrained = (cell.mean() for cell in known if cell is not None)
-        if original - retrained <= WEAK:
-            return []
-        return [
-            f"the retrained model has Acc_r {100 * retrained:.1f}, the original "
-            f"{100 * original:.1f}: it was trained too little to be a bar, and what is compared "
-            "with it says little."
-        ]
-
-    def _routing_lines(self) -> list[str]:
-        """Where the images of each class go, for up to ten classes of the evaluated model."""
-        routings = self.details.get("routing", {})
-        lines = []
-        for method in [m for m in self.methods if m in routings and m != "original"][:2]:
-            shown = [
-                f"{self.name_of(row)} to {self._destinations(shares)}"
-                for row, shares in list(routings[method].items())[:10]
-            ]
-            lines.append(f"routing, {method}: {'; '.join(shown)}")
-        return lines
-
-    def _destinations(self, shares: Mapping[int, float]) -> str:
-        top = sorted(shares.items(), key=lambda item: -item[1])[:2]
-        return ", ".join(f"{self.name_of(row)} {100 * share:.0f} %" for row, share in top)
+        return [*lines, *partly_measured(self), *weak_bar(self), *routing_lines(self)]
 
     def __str__(self) -> str:
         parts = [self.heading()]
@@ -356,11 +316,6 @@ class Report:
             ) from None
 
 
-def _listed(classes: tuple[int, ...], class_names: tuple[str, ...] | None) -> str:
-    names = [str(row) if class_names is None else class_names[row] for row in classes]
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
 # ---- parts --------------------------------------------------------------------------------------
 
 
@@ -368,9 +323,14 @@ def _place(name: str) -> int:
     return FIRST.index(name) if name in FIRST else 0  # the sort keeps the order of the others
 
 
-def _variation(mine: Mapping[int, float], theirs: Mapping[int, float]) -> float:
-    """Total variation between two sparse routings."""
-    return sum(abs(mine.get(row, 0.0) - theirs.get(row, 0.0)) for row in {*mine, *theirs}) / 2
+def _both(mine: Row, theirs: Row, name: str, row: int) -> bool:
+    return row in mine[name].by_class and row in theirs[name].by_class
+
+
+def _dense(*routings: Mapping[int, float]) -> list[Tensor]:
+    """Routings kept without their zeros, as tensors over the same classes."""
+    size = 1 + max(row for routing in routings for row in routing)
+    return [torch.tensor([routing.get(row, 0.0) for row in range(size)]) for routing in routings]
 
 
 def _add(into: dict[str, Cell], row: Row, method: str) -> None:

@@ -12,25 +12,30 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from wfilter import baselines
+from wfilter import __version__, baselines
 from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
+from wfilter.core.renamed import renamed_keywords
+from wfilter.data.batches import labelled
+from wfilter.data.reading import LabelledBatches, as_batches
 from wfilter.data.running import device_of
-from wfilter.evaluation.columns import Budget
-from wfilter.evaluation.measures import MEASURES, Bench, measure
-from wfilter.evaluation.method import Pairs, Subject, as_batches, checked, run
 from wfilter.evaluation.report import Report
+from wfilter.files.checkpoint import fingerprint
+from wfilter.metrics.method import Method, run
+from wfilter.metrics.problem import Budget, Problem
+from wfilter.metrics.registry import METRICS, measure
 
 CHEAP = ("accuracy", "zrf", "cost")
 Rivals: TypeAlias = Iterable[str] | Mapping[str, Mapping[int, nn.Module]]
 
 
+@renamed_keywords(rows="classes")
 def evaluate(
     model: FilteredModel | nn.Module,
     data: Any,
     *,
     metrics: str | Iterable[str] = CHEAP,
-    rows: int | str | Sequence[int | str] | None = None,
+    classes: int | str | Sequence[int | str] | None = None,
     train: Any = None,
     retrained: nn.Module | Mapping[int, nn.Module] | None = None,
     rivals: Rivals = (),
@@ -43,17 +48,17 @@ def evaluate(
 ) -> Report:
     """A table of everything asked about a filtered model, with the original and rivals beside it.
 
-    Every image is tried under all rows in mixed batches: ten rows cost ten forwards of the data
-    (fewer where rows share what lies before the first gate), and the data is read once for each
-    method.
+    Every image is made to forget all classes in turn, in mixed batches: ten classes cost ten
+    forwards of the data (fewer where they share what lies before the first gate), and the data is
+    read once for each method.
 
     Args:
-        model: A filtered model; or a plain one that has forgotten the one class named by ``rows``.
+        model: A filtered model; or a plain one that has forgotten the one class in ``classes``.
         data: Test images with labels: an `ImageSet`, a dataset, batches, or a pair of tensors.
         metrics: ``"all"`` or names: ``accuracy`` (with worst row, confusion, routing and AUS),
             ``sets``, ``zrf``, ``probe``, ``membership``, ``relearn``, ``few_shot``, ``curves``
             (insertion and deletion), ``cost``. The default ones are cheap.
-        rows: Classes to forget, one at a time; default all.
+        classes: To forget, one at a time; default all.
         train: Training images with labels, for ``probe``, ``membership``, ``relearn``,
             ``few_shot`` and for rivals given by name, which see them shuffled (batches that you
             made keep your order).
@@ -84,18 +89,18 @@ def evaluate(
     start = time.perf_counter()
     names = _chosen(metrics)
     shared = {"train": train, "original": original, "budget": budget, "factory": factory}
-    bench = make_bench(model, data, rows=rows, seed=seed, **shared)
+    problem = make_problem(model, data, classes=classes, seed=seed, **shared)
     _refuse_lacking(names, rivals, train)
-    subjects = [_subject(model, bench, seconds)]
-    subjects += [_retrained(retrained, bench)] if retrained is not None else []
-    subjects += _rivals(rivals, rival_options or {}, bench, train)
-    if any(subject.name != "original" for subject in subjects):
-        subjects.insert(0, Subject.of_one("original", bench.base, bench.rows))
-    parts = [report_on(subject, bench, _possible(names, metrics, bench)) for subject in subjects]
-    parts += _controls(names, subjects, bench)
+    methods = [_method(model, problem, seconds)]
+    methods += [_retrained(retrained, problem)] if retrained is not None else []
+    methods += _rivals(rivals, rival_options or {}, problem, train)
+    if any(method.name != "original" for method in methods):
+        methods.insert(0, Method.of_one("original", problem.base, problem.classes))
+    parts = [report_on(method, problem, _possible(names, metrics, problem)) for method in methods]
+    parts += _controls(names, methods, problem)
     report = Report.join(parts)
     took = round(time.perf_counter() - start, 1)
-    return _with_facts(report, names, bench, took)
+    return _with_facts(report, names, problem, took)
 
 
 def compare(
@@ -122,27 +127,28 @@ def compare(
         >>> compare(wf, {"retrained": {1: nn.Linear(4, 3)}}, data, classes=[1]).methods
         ('original', 'retrained', 'wfilter')
     """
-    return evaluate(wf, data, rows=classes, rivals=models, **options)
+    return evaluate(wf, data, classes=classes, rivals=models, **options)
 
 
-def make_bench(
+@renamed_keywords(rows="classes")
+def make_problem(
     model: FilteredModel | nn.Module,
     data: Any,
     *,
-    rows: int | str | Sequence[int | str] | None = None,
+    classes: int | str | Sequence[int | str] | None = None,
     train: Any = None,
     original: nn.Module | None = None,
     budget: Budget | None = None,
     factory: Callable[[], nn.Module] | None = None,
     seed: int = 0,
-) -> Bench:
+) -> Problem:
     """The problem that methods are measured on, for use with `report_on`; as in `evaluate`.
 
     Example:
         >>> data = (torch.randn(30, 4), torch.arange(30) % 3)
         >>> base = nn.Linear(4, 3)
-        >>> bench = make_bench(base, data, rows=1, original=base)
-        >>> report_on(Subject.of_models("mine", {1: nn.Linear(4, 3)}), bench, ["accuracy"]).methods
+        >>> problem = make_problem(base, data, classes=1, original=base)
+        >>> report_on(Method.of_models("mine", {1: nn.Linear(4, 3)}), problem, ["accuracy"]).methods
         ('mine',)
     """
     batches = as_batches(data)
@@ -150,30 +156,31 @@ def make_bench(
         model.refuse_other_classes(data)
         model.refuse_other_classes(train)
         base, number, names = model.base, model.num_classes, model.class_names
-    elif rows is None or original is None:
+    elif classes is None or original is None:
         raise ValueError(
-            "a plain model has forgotten one class: say which with rows=, and pass original=, the "
-            "model it was made from."
+            "a plain model has forgotten one class: say which with classes=, and pass original=, "
+            "the model it was made from."
         )
     else:
         base, names = original, getattr(data, "class_names", None)
         number = _num_classes(base, batches)
-    wanted = range(number) if rows is None else [rows] if isinstance(rows, int | str) else rows
-    found = tuple(sorted({class_index(row, number, names) for row in wanted}))
-    if not found:
-        raise ValueError("rows is empty: name at least one class to forget.")
+    given = [classes] if isinstance(classes, int | str) else classes
+    wanted = range(number) if given is None else given
+    chosen = tuple(sorted({class_index(row, number, names) for row in wanted}))
+    if not chosen:
+        raise ValueError("classes is empty: name at least one class to forget.")
     trained = None if train is None else as_batches(train, "train")
     names = names or getattr(data, "class_names", None)
-    return Bench(base, batches, trained, found, number, budget or Budget(), seed, factory, names)
+    return Problem(base, batches, trained, chosen, number, budget or Budget(), seed, factory, names)
 
 
-def report_on(subject: Subject, bench: Bench, metrics: Iterable[str] = CHEAP) -> Report:
+def report_on(method: Method, problem: Problem, metrics: Iterable[str] = CHEAP) -> Report:
     """The report of one method; join several with `Report.join`.
 
     Example:
         >>> data, base = (torch.randn(30, 4), torch.arange(30) % 3), nn.Linear(4, 3)
-        >>> bench = make_bench(base, data, rows=[0, 1], original=base)
-        >>> report = report_on(Subject.of_one("original", base, (0, 1)), bench, ["accuracy"])
+        >>> problem = make_problem(base, data, classes=[0, 1], original=base)
+        >>> report = report_on(Method.of_one("original", base, (0, 1)), problem, ["accuracy"])
         >>> report.value("original", "AUS") <= 1
         True
     """
@@ -181,75 +188,77 @@ def report_on(subject: Subject, bench: Bench, metrics: Iterable[str] = CHEAP) ->
     details: dict[str, Any] = {}
     names = list(metrics)
     for name in names:
-        found = measure(name, subject, bench)
+        found = measure(name, method, problem)
         cells |= found.cells
         for detail, value in found.details.items():
-            details[detail] = {subject.name: value}
-    ordered = [MEASURES[name] for name in MEASURES if name in names]
-    columns = tuple(column for each in ordered for column in each.columns(bench.problem))
-    rows = {subject.name: cells}
-    return Report(columns, rows, bench.rows, bench.class_names, _facts(bench, names), details)
+            details[detail] = {method.name: value}
+    ordered = [METRICS[name] for name in METRICS if name in names]
+    columns = tuple(column for each in ordered for column in each.columns(problem))
+    rows = {method.name: cells}
+    return Report(
+        columns, rows, problem.classes, problem.class_names, _facts(problem, names), details
+    )
 
 
 # ---- methods ----------------------------------------------------------------------------------
 
 
-def _subject(model: FilteredModel | nn.Module, bench: Bench, seconds: float | None) -> Subject:
+def _method(model: FilteredModel | nn.Module, problem: Problem, seconds: float | None) -> Method:
     if isinstance(model, FilteredModel):
-        return Subject.of_filtered(model, bench.rows, seconds=seconds)
-    if model is bench.base:
-        return Subject.of_one("original", model, bench.rows)
-    if len(bench.rows) != 1:
+        return Method.of_filtered(model, problem.classes, seconds=seconds)
+    if model is problem.base:
+        return Method.of_one("original", model, problem.classes)
+    if len(problem.classes) != 1:
         raise ValueError(
-            f"a plain model has forgotten one class, but rows= names {len(bench.rows)}. Pass the "
-            "others as rivals={name: {class: model}}."
+            f"a plain model has forgotten one class, but classes= names {len(problem.classes)}. "
+            "Pass the others as rivals={name: {class: model}}."
         )
-    spent = {} if seconds is None else {bench.rows[0]: seconds}
-    return Subject.of_models("model", {bench.rows[0]: model}, spent)
+    spent = {} if seconds is None else {problem.classes[0]: seconds}
+    return Method.of_models("model", {problem.classes[0]: model}, spent)
 
 
-def _retrained(given: nn.Module | Mapping[int, nn.Module], bench: Bench) -> Subject:
+def _retrained(given: nn.Module | Mapping[int, nn.Module], problem: Problem) -> Method:
     if isinstance(given, nn.Module):
-        if len(bench.rows) != 1:
+        if len(problem.classes) != 1:
             raise ValueError(
-                f"one retrained model for {len(bench.rows)} classes. Pass {{class: model}}: each "
-                "class has a model of its own that never saw it."
+                f"one retrained model for {len(problem.classes)} classes. Pass {{class: model}}: "
+                "each class has a model of its own that never saw it."
             )
-        given = {bench.rows[0]: given}
-    return _models("retrained", given, bench)
+        given = {problem.classes[0]: given}
+    return _models("retrained", given, problem)
 
 
-def _models(name: str, models: Mapping[int, nn.Module], bench: Bench) -> Subject:
+def _models(name: str, models: Mapping[int, nn.Module], problem: Problem) -> Method:
     """Finished models, of the classes under test."""
     if not isinstance(models, Mapping):
         raise TypeError(f"{name} is a {type(models).__name__}; expected {{class: model}}.")
-    kept = {row: models[row] for row in bench.rows if row in models}
+    kept = {row: models[row] for row in problem.classes if row in models}
     if not kept:
         raise ValueError(
             f"{name} has models for the classes {sorted(models)}\n"
-            f"and the report is for {list(bench.rows)}. Pass a model for one of these."
+            f"and the report is for {list(problem.classes)}. Pass a model for one of these."
         )
-    return Subject.of_models(name, kept)
+    return Method.of_models(name, kept)
 
 
 def _rivals(
-    rivals: Rivals, options: Mapping[str, Mapping[str, Any]], bench: Bench, train: Any
-) -> list[Subject]:
+    rivals: Rivals, options: Mapping[str, Mapping[str, Any]], problem: Problem, train: Any
+) -> list[Method]:
     if isinstance(rivals, Mapping):
-        return [_models(name, models, bench) for name, models in rivals.items()]
+        return [_models(name, models, problem) for name, models in rivals.items()]
     given = (
         (baselines.METHODS if rivals == "all" else [rivals]) if isinstance(rivals, str) else rivals
     )
     names = [name for name in given if name != "original"]
     made = {}
-    for row in bench.rows if names else ():
-        batches = as_batches(train, "train", shuffle=bench.seed)
-        pairs = Pairs(batches, bench.num_classes, "train")
+    for row in problem.classes if names else ():
+        batches = as_batches(train, "train", shuffle=problem.seed)
+        pairs = LabelledBatches(batches, problem.num_classes, "train")
         made[row] = baselines.run(
-            bench.base, row, pairs, methods=names, options=options, seed=bench.seed
+            problem.base, row, pairs, methods=names, options=options, seed=problem.seed
         )
     return [
-        Subject.of_models(
+        Method.of_models(
             name,
             {row: found[name].model for row, found in made.items()},
             {row: found[name].seconds for row, found in made.items()},
@@ -258,19 +267,19 @@ def _rivals(
     ]
 
 
-def _controls(names: Sequence[str], subjects: Sequence[Subject], bench: Bench) -> list[Report]:
+def _controls(names: Sequence[str], methods: Sequence[Method], problem: Problem) -> list[Report]:
     """Lines that only some metrics need: a random network's features, the ceiling of sets."""
     parts = []
-    if "probe" in names and _resettable(bench):
-        random = Subject.of_one("random network", bench.random_networks[0], bench.rows)
-        parts.append(report_on(random, bench, ["probe"]))
+    if "probe" in names and _resettable(problem):
+        random = Method.of_one("random network", problem.random_networks[0], problem.classes)
+        parts.append(report_on(random, problem, ["probe"]))
     if "sets" in names:
 
         def masked(images: Tensor, chosen: Tensor) -> Tensor:
-            return run(bench.base, images).masked_fill(chosen, -torch.inf)
+            return run(problem.base, images).masked_fill(chosen, -torch.inf)
 
-        mask = Subject("logit_mask", bench.rows, lambda row: bench.base, sets=masked)
-        parts.append(report_on(mask, bench, ["sets"]))
+        mask = Method("logit_mask", problem.classes, lambda row: problem.base, sets=masked)
+        parts.append(report_on(mask, problem, ["sets"]))
     return parts
 
 
@@ -279,19 +288,19 @@ def _controls(names: Sequence[str], subjects: Sequence[Subject], bench: Bench) -
 
 def _chosen(metrics: str | Iterable[str]) -> list[str]:
     names = [metrics] if isinstance(metrics, str) else list(metrics)
-    names = list(MEASURES) if names == ["all"] else names
-    unknown = [name for name in names if name not in MEASURES]
+    names = list(METRICS) if names == ["all"] else names
+    unknown = [name for name in names if name not in METRICS]
     if unknown or not names:
         raise ValueError(
-            f"metrics={unknown or names} is unknown; expected 'all' or some of {list(MEASURES)}."
+            f"metrics={unknown or names} is unknown; expected 'all' or some of {list(METRICS)}."
         )
-    return [name for name in MEASURES if name in names]
+    return [name for name in METRICS if name in names]
 
 
 def _refuse_lacking(names: Sequence[str], rivals: Rivals, train: Any) -> None:
     if train is not None:
         return
-    needy = [name for name in names if MEASURES[name].needs_train]
+    needy = [name for name in names if METRICS[name].needs_train]
     if needy:
         raise ValueError(f"{', '.join(needy)} need training images: pass train=.")
     if rivals and not isinstance(rivals, Mapping):
@@ -300,16 +309,16 @@ def _refuse_lacking(names: Sequence[str], rivals: Rivals, train: Any) -> None:
         )
 
 
-def _possible(names: list[str], asked: str | Iterable[str], bench: Bench) -> list[str]:
+def _possible(names: list[str], asked: str | Iterable[str], problem: Problem) -> list[str]:
     """Without ZRF where it was not asked for by name and no random network can be had."""
-    if "zrf" in names and asked is CHEAP and not _resettable(bench):
+    if "zrf" in names and asked is CHEAP and not _resettable(problem):
         return [name for name in names if name != "zrf"]
     return names
 
 
-def _resettable(bench: Bench) -> bool:
+def _resettable(problem: Problem) -> bool:
     try:
-        return bool(bench.random_networks)
+        return bool(problem.random_networks)
     except ValueError:
         return False
 
@@ -318,43 +327,42 @@ def _num_classes(model: nn.Module, batches: Any) -> int:
     first = next(iter(batches), None)
     if first is None:
         raise ValueError("data has no batches.")
-    return int(run(model, checked(first, "data")[0][:1]).shape[-1])
+    return int(run(model, labelled(first, "data")[0][:1]).shape[-1])
 
 
 # ---- facts ------------------------------------------------------------------------------------
 
 
-def _facts(bench: Bench, names: Sequence[str]) -> dict[str, Any]:
-    from wfilter import __version__
-
+def _facts(problem: Problem, names: Sequence[str]) -> dict[str, Any]:
     python = platform.python_version()
-    budget = asdict(bench.budget) | {"retain_rows": bench.problem.retain_rows or "all"}
+    budget = asdict(problem.budget) | {"retain_rows": problem.retain_rows or "all"}
     return {
-        "seed": bench.seed,
+        "seed": problem.seed,
         "metrics": list(names),
-        **({"test images": _counted(bench)} if "accuracy" in names else {}),
+        **({"test images": _counted(problem)} if "accuracy" in names else {}),
         "budget": {k: list(v) if isinstance(v, tuple) else v for k, v in budget.items()},
         "versions": {"wfilter": __version__, "torch": str(torch.__version__), "python": python},
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
-            "device": str(device_of(bench.base)),
+            "device": str(device_of(problem.base)),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
         },
     }
 
 
-def _counted(bench: Bench) -> dict[str, int]:
+def _counted(problem: Problem) -> dict[str, int]:
     """How many images the accuracies are of."""
-    counts = bench.counts[1][list(bench.rows)]
+    counts = problem.counts[1][list(problem.classes)]
     fewest = int(counts.min())
-    return {"in all": int(bench.counts[1].sum()), "of a forgotten class, at least": fewest}
+    return {"in all": int(problem.counts[1].sum()), "of a forgotten class, at least": fewest}
 
 
-def _with_facts(report: Report, names: Sequence[str], bench: Bench, took: float) -> Report:
-    from wfilter.files.checkpoint import fingerprint
-
-    more: dict[str, Any] = {"original": fingerprint(bench.base)[:16], "seconds of evaluation": took}
+def _with_facts(report: Report, names: Sequence[str], problem: Problem, took: float) -> Report:
+    more: dict[str, Any] = {
+        "original": fingerprint(problem.base)[:16],
+        "seconds of evaluation": took,
+    }
     if "zrf" in names and not any("ZRF" in row for row in report.rows.values()):
         more["left out"] = "zrf: no random network could be made of this model; pass factory="
     return replace(report, facts={**report.facts, **more})

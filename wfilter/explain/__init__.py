@@ -11,9 +11,7 @@ Example:
     [Unit(layer='weight', index=1, gate=0.0)]
 """
 
-from wfilter.explain.curves import ClassCurves, class_curves, deletion, insertion, mean_curve
 from wfilter.explain.images import Predictions, exciting_images, predictions, unit_responses
-from wfilter.explain.layers import CLOSED, find_layer
 from wfilter.explain.similarity import (
     class_order,
     clusters,
@@ -31,10 +29,11 @@ from wfilter.explain.units import (
     default_layers,
     distance_from_exact,
     head_usage,
-    live_layers,
     shared_units,
     top_units,
 )
+from wfilter.metrics.curves import ClassCurves, class_curves, deletion, insertion, mean_curve
+from wfilter.metrics.layers import CLOSED, find_layer, live_layers
 
 __all__ = [
     "CLOSED",

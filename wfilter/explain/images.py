@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from wfilter.core.model import FilteredModel
 from wfilter.core.targets import CONVOLUTIONS, Target
 from wfilter.data.running import evaluating
-from wfilter.explain.layers import find_layer, row_of, targets_by_name
+from wfilter.metrics.layers import find_layer, row_of, targets_by_name
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from wfilter import metrics
 from wfilter.core.gates import slices
 from wfilter.core.model import FilteredModel
-from wfilter.explain.layers import all_gates, find_layer
+from wfilter.metrics.layers import all_gates, find_layer
 
 
 def similarity(wf: FilteredModel, layer: str | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from wfilter.core.gates import slices
 from wfilter.core.model import FilteredModel
 from wfilter.core.targets import Target
-from wfilter.explain.layers import CLOSED, all_gates, find_layer, ranking, row_of
 from wfilter.explain.similarity import class_order, similarity
+from wfilter.metrics.layers import CLOSED, all_gates, find_layer, live_layers, ranking, row_of
 
 
 @dataclass(frozen=True)
@@ -22,26 +22,6 @@ class Unit:
     layer: str
     index: int
     gate: float
-
-
-def live_layers(wf: FilteredModel) -> tuple[str, ...]:
-    """Names of the targets in which some class closes some gate, first to last.
-
-    The others (pinned open, or never moved) say nothing about any class.
-
-    Example:
-        >>> import wfilter
-        >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
-        >>> live_layers(wf)
-        ()
-        >>> wf.alpha["weight"].data[0, 1] = -1.0
-        >>> live_layers(wf)
-        ('weight',)
-    """
-    gates = all_gates(wf)
-    return tuple(
-        n for n, span in slices(wf.targets).items() if bool((gates[:, span] < CLOSED).any())
-    )
 
 
 def default_layers(wf: FilteredModel) -> tuple[str, ...]:

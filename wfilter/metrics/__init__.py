@@ -1,31 +1,39 @@
-"""Metrics of forgetting: pure functions of tensors first, then helpers that run a model.
+"""Metrics of forgetting, a file for each: its formula, its columns, and how it is measured.
 
-All accuracies and shares are fractions in 0..1.
+All accuracies and shares are fractions in 0..1. Every module of this folder is imported here, so
+that a metric registers itself by being in it (see `wfilter.metrics.registry`).
 
 Example:
     >>> import torch
     >>> from wfilter import metrics
     >>> logits, labels = torch.eye(3)[[1, 1, 2]], torch.tensor([0, 1, 2])
-    >>> metrics.forget_accuracy(logits, labels, rows=0, expected=[0]).mean
+    >>> metrics.forget_accuracy(logits, labels, forget=0).mean
     0.0
 """
 
+import importlib
+import pkgutil
+
 from wfilter.data.running import collect_logits, select_class
 from wfilter.metrics.accuracy import (
-    RowScores,
+    Answers,
     accuracy,
+    answers,
     aus,
     average_gap,
+    both_accuracies,
     confusion,
     confusion_by_row,
     forget_accuracy,
     retain_accuracy,
     routing,
     routing_distance,
-    set_accuracies,
 )
+from wfilter.metrics.cells import Cell, Column, RowScores
 from wfilter.metrics.curves import (
+    ClassCurves,
     Curve,
+    class_curves,
     curve,
     deleted,
     inserted,
@@ -34,34 +42,47 @@ from wfilter.metrics.curves import (
     random_order,
     relative_confidence,
 )
+from wfilter.metrics.features import collect_features, find_head, penultimate_features
+from wfilter.metrics.few_shot import few_shot_relearn
 from wfilter.metrics.membership import confidence_attack, entropy_attack
-from wfilter.metrics.probe import (
-    Probe,
-    collect_features,
-    find_head,
-    linear_probe,
-    nearest_class_mean,
-    penultimate_features,
-)
+from wfilter.metrics.method import Method
+from wfilter.metrics.probe import Probe, linear_probe, nearest_class_mean
+from wfilter.metrics.problem import Budget, Problem
+from wfilter.metrics.registry import METRICS, Measured, measure, metric
 from wfilter.metrics.reinit import fresh_copy
 from wfilter.metrics.relearn import (
     Relearned,
     RelearnSummary,
-    few_shot_relearn,
     relearn_summary,
     relearn_time,
 )
+from wfilter.metrics.sets import set_accuracies
 from wfilter.metrics.zrf import js_divergence, reference_logits, zrf
 
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
 __all__ = [
+    "METRICS",
+    "Answers",
+    "Budget",
+    "Cell",
+    "ClassCurves",
+    "Column",
     "Curve",
+    "Measured",
+    "Method",
     "Probe",
+    "Problem",
     "RelearnSummary",
     "Relearned",
     "RowScores",
     "accuracy",
+    "answers",
     "aus",
     "average_gap",
+    "both_accuracies",
+    "class_curves",
     "collect_features",
     "collect_logits",
     "confidence_attack",
@@ -77,6 +98,8 @@ __all__ = [
     "inserted",
     "js_divergence",
     "linear_probe",
+    "measure",
+    "metric",
     "nearest_class_mean",
     "normalised_auc",
     "order_by_gate",

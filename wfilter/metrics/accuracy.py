@@ -1,46 +1,28 @@
-"""Accuracy on the forget and the retain half, by row, and what follows from it.
+"""Accuracy on the forget and the retain half, by class, and what follows from it.
 
-A *pair* is one image evaluated under one row. It is a forget pair when the row is the image's
-label and a retain pair otherwise. All numbers are fractions in 0..1.
+A *pair* is one image evaluated while one class is forgotten. It is a forget pair when that class is
+the image's label and a retain pair otherwise. All numbers are fractions in 0..1.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from wfilter.core.renamed import renamed_keywords
 from wfilter.data.checks import as_predictions, check_labels
+from wfilter.data.reading import read
+from wfilter.metrics.cells import Better, Cell, Column, RowScores
+from wfilter.metrics.method import Draw, Method
+from wfilter.metrics.problem import Problem
+from wfilter.metrics.registry import Measured, metric
 
-
-@dataclass(frozen=True)
-class RowScores:
-    """One number for each row, with their mean and the worst of them.
-
-    Example:
-        >>> scores = RowScores({0: 0.9, 1: 0.5}, higher_is_better=True)
-        >>> scores.mean, scores.worst, scores.worst_row
-        (0.7, 0.5, 1)
-    """
-
-    by_row: dict[int, float]
-    higher_is_better: bool
-
-    @property
-    def mean(self) -> float:
-        """Mean over rows, each row counting once however many samples it has."""
-        return sum(self.by_row.values()) / len(self.by_row)
-
-    @property
-    def worst_row(self) -> int:
-        """The row with the worst number."""
-        pick = min if self.higher_is_better else max
-        return pick(self.by_row, key=self.by_row.__getitem__)
-
-    @property
-    def worst(self) -> float:
-        """The worst row's number."""
-        return self.by_row[self.worst_row]
+FULL_CONFUSION = 50  # classes up to which a report keeps whole confusions
+GAP = ("Acc_r", "Acc_f", "MIA confidence", "probe f")
+"""The columns over which the gap to the retrained model is taken."""
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
@@ -61,68 +43,64 @@ def accuracy(outputs: Tensor, labels: Tensor) -> float:
     return float((predictions == labels).double().mean())
 
 
+def both_accuracies(outputs: Tensor, labels: Tensor, forgotten: Tensor) -> tuple[float, float]:
+    """Acc_r and Acc_f pooled over samples; NaN for a half without any.
+
+    Args:
+        outputs: logits (samples, classes) or predictions (samples,).
+        labels: true classes (samples,).
+        forgotten: bool (samples,): whether the sample's own class is forgotten.
+
+    Example:
+        >>> predictions, labels = torch.tensor([2, 2, 2, 2]), torch.tensor([0, 1, 2, 2])
+        >>> both_accuracies(predictions, labels, forgotten=labels < 2)
+        (1.0, 0.0)
+    """
+    predictions = as_predictions(outputs)
+    hits = (predictions == check_labels(labels, len(predictions))).double()
+    retain, forget = (
+        float(half.mean()) if len(half) else math.nan
+        for half in (hits[~forgotten], hits[forgotten])
+    )
+    return retain, forget
+
+
+@renamed_keywords(rows="forget", expected="classes")
 def forget_accuracy(
-    outputs: Tensor, labels: Tensor, rows: Tensor | int, *, expected: Iterable[int] | None = None
+    outputs: Tensor, labels: Tensor, forget: Tensor | int, *, classes: Iterable[int] | None = None
 ) -> RowScores:
-    """Acc_f: for each row c, accuracy on the samples of class c under row c. Lower is better.
+    """Acc_f: for each class, accuracy on its samples while it is forgotten. Lower is better.
 
     Args:
         outputs: logits (pairs, classes) or predictions (pairs,).
         labels: true classes (pairs,).
-        rows: the row each pair was evaluated under (pairs,), or one row for all.
-        expected: rows that must have a forget pair; default: every row in ``rows``.
+        forget: the class each pair was made to forget (pairs,), or one class for all.
+        classes: those that must have a forget pair; default: every class in ``forget``.
 
     Example:
         >>> predictions, labels = torch.tensor([1, 0, 0, 1]), torch.tensor([0, 0, 1, 1])
-        >>> forget_accuracy(predictions, labels, rows=labels).by_row
+        >>> forget_accuracy(predictions, labels, forget=labels).by_row
         {0: 0.5, 1: 0.5}
     """
-    hits, labels, rows = _pairs(outputs, labels, rows)
-    return _by_row(hits, rows, labels == rows, "forget", expected)
+    hits, labels, forget = _pairs(outputs, labels, forget)
+    return _by_row(hits, forget, labels == forget, "forget", classes)
 
 
+@renamed_keywords(rows="forget", expected="classes")
 def retain_accuracy(
-    outputs: Tensor, labels: Tensor, rows: Tensor | int, *, expected: Iterable[int] | None = None
+    outputs: Tensor, labels: Tensor, forget: Tensor | int, *, classes: Iterable[int] | None = None
 ) -> RowScores:
-    """Acc_r: for each row c, accuracy on the samples of every other class under row c.
+    """Acc_r: for each class, accuracy on the samples of all others while it is forgotten.
 
     Arguments as in `forget_accuracy`. Higher is better.
 
     Example:
         >>> predictions, labels = torch.tensor([1, 1, 2]), torch.tensor([0, 1, 2])
-        >>> retain_accuracy(predictions, labels, rows=0).mean
+        >>> retain_accuracy(predictions, labels, forget=0).mean
         1.0
     """
-    hits, labels, rows = _pairs(outputs, labels, rows)
-    return _by_row(hits, rows, labels != rows, "retain", expected)
-
-
-def set_accuracies(
-    outputs: Tensor, labels: Tensor, forget: int | Sequence[int] | Tensor
-) -> tuple[float, float]:
-    """Acc_r and Acc_f pooled over samples, when sets of classes are forgotten.
-
-    Args:
-        outputs: logits (samples, classes) or predictions (samples,).
-        labels: true classes (samples,).
-        forget: one class or several, the same for all samples; or bool (samples, classes).
-
-    Example:
-        >>> predictions, labels = torch.tensor([2, 2, 2, 2]), torch.tensor([0, 1, 2, 2])
-        >>> set_accuracies(predictions, labels, forget=[0, 1])
-        (1.0, 0.0)
-    """
-    predictions = as_predictions(outputs)
-    labels = check_labels(labels, len(predictions))
-    if isinstance(forget, Tensor) and forget.dtype == torch.bool:
-        forgotten = forget.gather(1, labels[:, None]).squeeze(1)
-    else:
-        forgotten = torch.isin(labels, torch.as_tensor(forget, device=labels.device))
-    if not 0 < int(forgotten.sum()) < len(labels):
-        half = "forget" if not forgotten.any() else "retain"
-        raise ValueError(f"no sample belongs to the {half} half for forget={forget}.")
-    hits = (predictions == labels).double()
-    return float(hits[~forgotten].mean()), float(hits[forgotten].mean())
+    hits, labels, forget = _pairs(outputs, labels, forget)
+    return _by_row(hits, forget, labels != forget, "retain", classes)
 
 
 def confusion(outputs: Tensor, labels: Tensor, num_classes: int) -> Tensor:
@@ -139,10 +117,11 @@ def confusion(outputs: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return counts.view(num_classes, num_classes)
 
 
+@renamed_keywords(rows="forget")
 def confusion_by_row(
-    outputs: Tensor, labels: Tensor, rows: Tensor, num_classes: int
+    outputs: Tensor, labels: Tensor, forget: Tensor, num_classes: int
 ) -> dict[int, Tensor]:
-    """For each row in ``rows``, the confusion of the pairs evaluated under it.
+    """For each class in ``forget``, the confusion of the pairs that forget it.
 
     Example:
         >>> labels = torch.tensor([0, 1])
@@ -151,10 +130,10 @@ def confusion_by_row(
                 [0, 0]])
     """
     predictions = as_predictions(outputs)
-    rows = check_labels(rows, len(predictions), num_classes)
+    forget = check_labels(forget, len(predictions), num_classes)
     return {
-        row: confusion(predictions[rows == row], labels[rows == row], num_classes)
-        for row in sorted(set(rows.tolist()))
+        row: confusion(predictions[forget == row], labels[forget == row], num_classes)
+        for row in sorted(set(forget.tolist()))
     }
 
 
@@ -227,34 +206,137 @@ def average_gap(values: Mapping[str, float], retrained: Mapping[str, float]) -> 
     return sum(abs(values[name] - retrained[name]) for name in values) / len(values)
 
 
-def _pairs(outputs: Tensor, labels: Tensor, rows: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
-    """Hits as float64, labels and rows, each (pairs,)."""
+def _pairs(outputs: Tensor, labels: Tensor, forget: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    """Hits as float64, labels and forgotten classes, each (pairs,)."""
     predictions = as_predictions(outputs)
     labels = check_labels(labels, len(predictions))
-    if isinstance(rows, int):
-        rows = torch.full_like(labels, rows)
-    if len(rows) != len(labels) or rows.ndim != 1 or (len(rows) and int(rows.min()) < 0):
+    if isinstance(forget, int):
+        forget = torch.full_like(labels, forget)
+    if len(forget) != len(labels) or forget.ndim != 1 or (len(forget) and int(forget.min()) < 0):
         raise ValueError(
-            f"rows has shape {tuple(rows.shape)} for {len(labels)} pairs, smallest entry "
-            f"{int(rows.min()) if rows.numel() else 'none'}; expected one class per pair, 0 or "
+            f"forget has shape {tuple(forget.shape)} for {len(labels)} pairs, smallest entry "
+            f"{int(forget.min()) if forget.numel() else 'none'}; expected one class per pair, 0 or "
             "above. Leave out pairs that forget nothing (-1)."
         )
-    return (predictions == labels).double(), labels, rows.long()
+    return (predictions == labels).double(), labels, forget.long()
 
 
 def _by_row(
-    hits: Tensor, rows: Tensor, kept: Tensor, half: str, expected: Iterable[int] | None
+    hits: Tensor, forget: Tensor, kept: Tensor, half: str, classes: Iterable[int] | None
 ) -> RowScores:
-    """Mean of the kept hits for each expected row."""
-    wanted = sorted(set(rows.tolist() if expected is None else expected))
-    size = max([*wanted, int(rows.max()) if len(rows) else 0], default=0) + 1
-    counts = torch.bincount(rows[kept], minlength=size).tolist()
-    sums = torch.bincount(rows[kept], weights=hits[kept], minlength=size).tolist()
+    """Mean of the kept hits for each class expected."""
+    wanted = sorted(set(forget.tolist() if classes is None else classes))
+    size = max([*wanted, int(forget.max()) if len(forget) else 0], default=0) + 1
+    counts = torch.bincount(forget[kept], minlength=size).tolist()
+    sums = torch.bincount(forget[kept], weights=hits[kept], minlength=size).tolist()
     missing = [row for row in wanted if not counts[row]]
     if missing or not wanted:
         raise ValueError(
-            f"no {half} pair for row(s) {missing[:10]}: the data has no such samples under them. "
-            "Add samples of these classes, or name the rows to report with expected=."
+            f"no {half} pair for class(es) {missing[:10]}: the data has no such samples. "
+            "Add samples of these classes, or name the classes to report with classes=."
         )
     by_row = {row: sums[row] / counts[row] for row in wanted}
     return RowScores(by_row, higher_is_better=half == "retain")
+
+
+# ---- measured ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a method answers to pairs of an image and a class to forget; all (pairs,).
+
+    Example:
+        >>> answers = Answers(torch.tensor([1, 1]), torch.tensor([0, 1]), torch.tensor([0, 0]))
+        >>> answers.retain.mean, answers.forget.mean
+        (1.0, 0.0)
+    """
+
+    predictions: Tensor
+    labels: Tensor
+    forgotten: Tensor
+
+    @property
+    def retain(self) -> RowScores:
+        """Acc_r of every class that was forgotten."""
+        return retain_accuracy(self.predictions, self.labels, self.forgotten)
+
+    @property
+    def forget(self) -> RowScores:
+        """Acc_f of every class that was forgotten."""
+        return forget_accuracy(self.predictions, self.labels, self.forgotten)
+
+    def routing(self, row: int, num_classes: int) -> Tensor:
+        """Where the images of a class go once it is forgotten, (num_classes,)."""
+        own = self.forgotten == row
+        return routing(self.predictions[own], self.labels[own], row, num_classes)
+
+
+def answers(method: Method, problem: Problem) -> Answers:
+    """The answers to all test images, each forgetting its own class and others in turn.
+
+    Example:
+        >>> base = torch.nn.Linear(4, 2)
+        >>> problem = Problem(base, [(torch.ones(2, 4), torch.arange(2))], None, (0, 1), 2)
+        >>> answers(Method.of_one("original", base, (0, 1)), problem).forgotten
+        tensor([0, 1, 0, 1])
+    """
+    draw = Draw(method.classes, problem.retain_rows, problem.seed)
+    parts = []
+    for images, labels in read(problem.batches, problem.num_classes):
+        forget = draw(labels)
+        predictions = method.logits(images, forget).argmax(1)
+        parts.append((predictions, labels.repeat_interleave(forget.shape[1]), forget.flatten()))
+    given = Answers(*(torch.cat(part) for part in zip(*parts)))
+    problem.refuse_absent(given.labels, "data")
+    return given
+
+
+def _columns(problem: Problem) -> list[Column]:
+    """Accuracies, and what is worked out from them and the retrained model."""
+    limit, group, bar = problem.retain_rows, "accuracy", "against the retrained model"
+    tried = (
+        "all rows"
+        if limit is None
+        else f"{limit} random rows for each image, dealt evenly out of {len(problem.classes)}"
+    )
+    retain = f"Accuracy on the other classes, {tried}; mean of rows."
+    aus = "(1 - (Acc_r of the original - Acc_r)) / (1 + Acc_f); 1 is ideal (arXiv 2312.02052)."
+    routing = (
+        "Share of the forgotten class's images sent elsewhere than the retrained model sends them "
+        "(total variation)."
+    )
+    gap = f"Mean absolute difference over {', '.join(GAP)}, those the retrained model has."
+    return [
+        Column("Acc_r", group, "higher", retain),
+        Column("Acc_f", group, "lower", "Accuracy on the forgotten class; mean of rows."),
+        _worst("Acc_r", "higher", "lowest"),
+        _worst("Acc_f", "lower", "highest"),
+        Column("AUS", group, "higher", aus, "number"),
+        Column("routing", bar, "lower", routing, derived="routing"),
+        Column("gap", bar, "lower", gap, derived="gap", source=", ".join(GAP)),
+    ]
+
+
+def _worst(source: str, better: Better, word: str) -> Column:
+    text = f"The row with the {word} {source}."
+    return Column(f"worst {source}", "accuracy", better, text, derived="worst", source=source)
+
+
+@metric("accuracy", _columns, order=10)
+def measure_accuracy(method: Method, problem: Problem) -> Measured:
+    """Acc_r, Acc_f and AUS of all classes in mixed batches; confusions and routings as details."""
+    given = answers(method, problem)
+    retain, forget, before = given.retain.by_row, given.forget.by_row, problem.original.by_row
+    scores = {row: aus(retain[row], forget[row], before[row]) for row in retain}
+    cells = {"Acc_r": Cell(retain), "Acc_f": Cell(forget), "AUS": Cell(scores)}
+    shares = {row: given.routing(row, problem.num_classes).tolist() for row in method.classes}
+    details: dict[str, Any] = {
+        "routing": {r: {c: x for c, x in enumerate(found) if x} for r, found in shares.items()}
+    }
+    if problem.num_classes <= FULL_CONFUSION:
+        by_row = confusion_by_row(
+            given.predictions, given.labels, given.forgotten, problem.num_classes
+        )
+        details["confusion"] = {row: counts.tolist() for row, counts in by_row.items()}
+    return Measured(cells, details)

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 from wfilter.data.checks import check_labels, check_logits
+from wfilter.metrics.cells import Column
+from wfilter.metrics.method import Method
+from wfilter.metrics.problem import Problem
+from wfilter.metrics.registry import Measured, by_class, metric
 
 
 def confidence_attack(
@@ -89,3 +93,35 @@ def _attack(classifier: Any, members: Tensor, others: Tensor, asked: Tensor) -> 
     known = torch.cat([members, others])[:, None].detach().cpu().double().numpy()
     fitted = classifier.fit(known, truth)
     return float(fitted.predict(asked[:, None].detach().cpu().double().numpy()).mean())
+
+
+def _columns(problem: Problem) -> list[Column]:
+    """Two attacks."""
+    group, fitted = "membership inference", "fitted on the retained classes"
+    confidence = (
+        "Share of the forgotten class's training images that an SVC on the confidence in their "
+        f"label takes for unseen (SalUn); {fitted}."
+    )
+    entropy = f"Share that logistic regression on the entropy takes for seen (SSD); {fitted}."
+    return [
+        Column("MIA confidence", group, "retrained", confidence),
+        Column("MIA entropy", group, "retrained", entropy),
+    ]
+
+
+@metric("membership", _columns, order=50, needs_train=True)
+def measure_membership(method: Method, problem: Problem) -> Measured:
+    """Both attacks on the forgotten class's training images."""
+
+    def number(row: int) -> dict[str, float | None]:
+        train, test = problem.seen(method, row)
+        forgotten, other = problem.train[1] == row, problem.test[1] != row
+        retain = train.logits[~forgotten], problem.train[1][~forgotten]
+        outside = test.logits[other], problem.test[1][other]
+        asked = train.logits[forgotten], problem.train[1][forgotten]
+        return {
+            "MIA confidence": confidence_attack(retain, outside, asked, seed=problem.seed),
+            "MIA entropy": entropy_attack(retain[0], outside[0], asked[0]),
+        }
+
+    return by_class(method, number)

@@ -1,6 +1,6 @@
-"""How fast a forgotten class comes back: relearn time, and relearning from a few images."""
+"""How fast a forgotten class comes back: epochs until its original accuracy has returned."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from wfilter.data.checks import unpack
+from wfilter.core.gates import HARD
+from wfilter.core.model import FilteredModel
+from wfilter.data.batches import labelled
 from wfilter.data.running import (
     Batches,
     Forward,
@@ -19,7 +21,12 @@ from wfilter.data.running import (
     seeded,
     select_class,
 )
-from wfilter.metrics.accuracy import accuracy, set_accuracies
+from wfilter.metrics.accuracy import accuracy
+from wfilter.metrics.cells import Cell, Column
+from wfilter.metrics.method import Method, run
+from wfilter.metrics.problem import Problem
+from wfilter.metrics.registry import Measured, by_class, metric
+from wfilter.metrics.training import borrowed, step, unmasked
 
 CAP = 100
 """The paper's largest number of epochs; a class not relearned by then counts as a failure."""
@@ -60,8 +67,8 @@ class RelearnSummary:
     classes: int
 
     def __str__(self) -> str:
-        text = f"> {self.mean:.0f}" if self.failures == self.classes else f"{self.mean:.1f}"
-        return f"{text} ({self.failures})"
+        mean = f"{self.mean:.1f}".removesuffix(".0")
+        return f"{'> ' if self.failures == self.classes else ''}{mean} ({self.failures})"
 
 
 def relearn_summary(results: Iterable[Relearned], cap: int = CAP) -> RelearnSummary:
@@ -70,13 +77,13 @@ def relearn_summary(results: Iterable[Relearned], cap: int = CAP) -> RelearnSumm
     Example:
         >>> done, never = Relearned(20, (), target=0.9), Relearned(None, (), target=0.9)
         >>> print(relearn_summary([done, never]))
-        60.0 (1)
+        60 (1)
     """
     epochs = [result.epochs for result in results]
     if not epochs:
         raise ValueError("no results to summarise: pass one Relearned for each class.")
-    mean = sum(cap if epoch is None else epoch for epoch in epochs) / len(epochs)
-    return RelearnSummary(mean, sum(epoch is None for epoch in epochs), len(epochs))
+    cell = Cell(dict(enumerate(epochs)))
+    return RelearnSummary(cell.mean(cap), cell.failures, len(epochs))
 
 
 def relearn_time(
@@ -125,72 +132,21 @@ def relearn_time(
     run, dataset = forward or model, _dataset(train)
     shown = select_class(test, forget)
     known = [(shown, torch.full((len(shown),), forget))]
-    with seeded(seed), _borrowed(model, parameters) as trained:
-        optimizer = torch.optim.Adam(trained, lr=lr)
+    with seeded(seed), borrowed(model, parameters) as trained:
+        optimiser = torch.optim.Adam(trained, lr=lr)
         path = [_class_accuracy(model, run, known)]
         while path[-1] < target and len(path) <= max_epochs:
             picked = torch.randperm(len(dataset))[:samples].tolist()
             for batch in DataLoader(dataset, batch_size, sampler=picked):
-                _step(model, run, optimizer, *unpack(batch))
+                step(model, run, optimiser, *labelled(batch, "train"))
             path.append(_class_accuracy(model, run, known))
     return Relearned(len(path) - 1 if path[-1] >= target else None, tuple(path), target)
-
-
-def few_shot_relearn(
-    model: nn.Module,
-    forget: int,
-    train: tuple[Tensor, Tensor],
-    test: Batches,
-    *,
-    shots: Sequence[int] = (1, 5, 10),
-    forward: Forward | None = None,
-    parameters: Iterable[nn.Parameter] | None = None,
-    steps: int = 20,
-    lr: float = 1e-4,
-    seed: int = 0,
-) -> dict[int, tuple[float, float]]:
-    """Acc_r and Acc_f after training on k images of each class, for each k in ``shots``.
-
-    The other classes are shown as often as the forgotten one, so that predicting it everywhere
-    does not pay. Full-batch Adam; everything trained is put back after each k.
-
-    Args:
-        model: as in `relearn_time`, also ``forget``, ``test``, ``forward`` and ``parameters``.
-        forget: the forgotten class.
-        train: images and labels, with at least ``max(shots)`` images of each class.
-        test: batches on which both accuracies are measured.
-        shots: images of each class.
-        forward: how to run the model, if not ``model(images)``.
-        parameters: what to train; default all of the model's.
-        steps: of the optimiser.
-        lr: Adam's.
-        seed: of the draw.
-
-    Example:
-        >>> x, y = torch.eye(2).repeat(5, 1), torch.arange(2).repeat(5)
-        >>> blank = nn.Linear(2, 2, bias=False)
-        >>> _ = nn.init.constant_(blank.weight, 0.5)
-        >>> few_shot_relearn(blank, 1, (x, y), [(x, y)], shots=(1,), lr=0.1)
-        {1: (1.0, 1.0)}
-    """
-    run, chosen = forward or model, None if parameters is None else list(parameters)
-    results = {}
-    for k in shots:
-        with seeded(seed), _borrowed(model, chosen) as trained:
-            images, labels = _few(*unpack(train), k)
-            optimizer = torch.optim.Adam(trained, lr=lr)
-            for _ in range(steps):
-                _step(model, run, optimizer, images, labels)
-            with evaluating(model):
-                logits, truth = collect_logits(run, test, device=device_of(model))
-            results[k] = set_accuracies(logits, truth, forget)
-    return results
 
 
 def _dataset(train: Any) -> Any:
     """Something with a length and items, so that samples can be drawn at random."""
     if isinstance(train, (tuple, list)) and len(train) == 2 and isinstance(train[0], Tensor):
-        return TensorDataset(*unpack(train))
+        return TensorDataset(*labelled(train, "train"))
     dataset = getattr(train, "dataset", train)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
@@ -200,56 +156,105 @@ def _dataset(train: Any) -> Any:
     return dataset
 
 
-def _few(images: Tensor, labels: Tensor, shots: int) -> tuple[Tensor, Tensor]:
-    """``shots`` random images of every class."""
-    order = torch.randperm(len(labels))
-    picked = []
-    for label in sorted(set(labels.tolist())):
-        places = order[labels[order] == label][:shots]
-        if len(places) < shots:
-            raise ValueError(f"class {label} has {len(places)} images in train\nfor {shots} shots.")
-        picked.append(places)
-    return images[torch.cat(picked)], labels[torch.cat(picked)]
-
-
 def _class_accuracy(model: nn.Module, run: Forward, known: Batches) -> float:
     with evaluating(model):
         return accuracy(*collect_logits(run, known, device=device_of(model)))
 
 
-def _step(
-    model: nn.Module, run: Forward, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
-) -> None:
-    """One step of cross-entropy in the mode the model is in."""
-    device = device_of(model)
-    loss = nn.functional.cross_entropy(run(images.to(device)), labels.to(device))
-    optimizer.zero_grad()
-    torch.autograd.backward(loss)
-    optimizer.step()
+def _columns(problem: Problem) -> list[Column]:
+    """Epochs, for alphas and for weights."""
+    cap, samples = problem.budget.relearn_epochs, problem.budget.relearn_samples
+    text = (
+        f"Epochs of {samples} training images until the class's original accuracy is back, at most "
+        f"{cap}; in brackets the classes that never came back. Adam on the"
+    )
+    ways = {
+        "alphas": "row's alphas, straight-through where gates are exact, "
+        f"learning rate {problem.budget.relearn_alpha_rate:g}.",
+        "weights": "weights of the baked or unlearned model, logit masks taken off first, "
+        f"learning rate {problem.budget.relearn_rate:g}.",
+    }
+    return [
+        Column(f"relearn {name}", "relearning", "higher", f"{text} {what}", "epochs", cap)
+        for name, what in ways.items()
+    ]
+
+
+@metric("relearn", _columns, order=60, needs_train=True)
+def measure_relearn(method: Method, problem: Problem) -> Measured:
+    """Epochs until the class is back: training the row's alphas, and the plain model's weights."""
+    budget = problem.budget
+
+    def number(row: int) -> dict[str, float | None]:
+        common: dict[str, Any] = {
+            "target": original_accuracy(problem, row),
+            "samples": budget.relearn_samples,
+            "max_epochs": budget.relearn_epochs,
+            "seed": problem.seed,
+        }
+        known = [problem.of_class(row)]
+        found: dict[str, float | None] = {}
+        if method.filtered is not None:
+            with trainable(method.filtered, row) as (forward, alphas):
+                found["relearn alphas"] = relearn_time(
+                    *(method.filtered, row, problem.train, known),
+                    **(common | {"lr": budget.relearn_alpha_rate}),
+                    forward=forward,
+                    parameters=[alphas],
+                ).epochs
+        model = unmasked(method.model(row))
+        found["relearn weights"] = relearn_time(
+            model, row, problem.train, known, **common, lr=budget.relearn_rate
+        ).epochs
+        return found
+
+    return by_class(method, number)
+
+
+def original_accuracy(problem: Problem, row: int) -> float:
+    """The original model's accuracy on a class, on the test sample.
+
+    Example:
+        >>> base = nn.Linear(4, 2)
+        >>> problem = Problem(base, [(torch.ones(2, 4), torch.arange(2))], None, (0, 1), 2)
+        >>> original_accuracy(problem, 0) in (0.0, 1.0)
+        True
+    """
+    images, labels = problem.of_class(row)
+    return accuracy(run(problem.base, images), labels)
 
 
 @contextmanager
-def _borrowed(
-    model: nn.Module, parameters: Iterable[nn.Parameter] | None
-) -> Iterator[list[nn.Parameter]]:
-    """The parameters to train; every tensor, mode and flag of the model is put back afterwards."""
-    trained = list(model.parameters() if parameters is None else parameters)
-    if not trained:
-        raise ValueError("parameters is empty: there is nothing to train.")
-    chosen = set(trained)
-    everything = {*model.parameters(), *model.buffers(), *chosen}
-    values = {tensor: tensor.detach().clone() for tensor in everything}
-    flags = {tensor: tensor.requires_grad for tensor in everything}
-    with evaluating(model), torch.enable_grad():
-        try:
-            model.train()
-            for tensor in everything:
-                if tensor.is_floating_point():
-                    tensor.requires_grad_(tensor in chosen)
-            yield trained
-        finally:
+def trainable(
+    wf: FilteredModel, row: int
+) -> Iterator[tuple[Callable[[Tensor], Tensor], nn.Parameter]]:
+    """How to run and what to train, to learn a row back through its alphas.
+
+    An alpha at -1000 has no gradient, so gates that are exactly 0 or 1 are given the straight-
+    through gradient and alphas of -1 or 1: the same outputs, and a fair chance. Afterwards
+    everything is as it was.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="weight", init=1000.0)
+        >>> wf.alphas.data[0, 1] = -1000.0
+        >>> with trainable(wf, 0) as (forward, alphas):
+        ...     alphas.max().item(), wf.hard
+        (1.0, True)
+        >>> wf.alphas.max().item(), wf.hard
+        (1000.0, False)
+    """
+    before, hard = wf.alphas.detach().clone(), wf.hard
+    exact = bool((before[row].abs() >= HARD).all())
+    try:
+        if exact or hard:
+            wf.hard = True
             with torch.no_grad():
-                for tensor in everything:
-                    tensor.requires_grad_(flags[tensor]).copy_(values[tensor])
-            for parameter in trained:
-                parameter.grad = None
+                for alpha in wf.alpha.values():
+                    if not bool((alpha == HARD).all()):  # open for all: it may be pinned there
+                        alpha.clamp_(-1, 1)
+        yield lambda images: wf(images, forget=row), wf.alphas
+    finally:
+        wf.hard = hard
+        with torch.no_grad():
+            wf.alphas.copy_(before)

@@ -7,6 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.data.checks import check_logits
+from wfilter.metrics.cells import Column
+from wfilter.metrics.method import Method
+from wfilter.metrics.problem import Problem
+from wfilter.metrics.registry import Measured, by_class, metric
 
 FLOOR = 1 - math.log(2)
 """The lowest possible ZRF with true JS: two distributions with no class in common."""
@@ -91,3 +95,26 @@ def reference_logits(references: list[nn.Module], images: Tensor) -> Tensor:
         torch.Size([5, 2, 3])
     """
     return torch.stack([reference.eval()(images) for reference in references])
+
+
+def _columns(problem: Problem) -> list[Column]:
+    text = (
+        "1 - mean JS divergence (nats) between the outputs on the forgotten class's images and "
+        f"those of a random network, {problem.budget.zrf_draws} draws; from 30.7 to 100."
+    )
+    return [Column("ZRF", "likeness to a random network", "higher", text)]
+
+
+@metric("zrf", _columns, order=30)
+def measure_zrf(method: Method, problem: Problem) -> Measured:
+    """ZRF on the test sample of each class while it is forgotten."""
+    images, labels = problem.own_test
+    kept = torch.isin(labels, torch.tensor(method.classes))
+    images, labels, references = images[kept], labels[kept], problem.reference_logits[:, kept]
+    logits = method.own_logits(images, labels)
+
+    def number(row: int) -> dict[str, float | None]:
+        own = labels == row
+        return {"ZRF": zrf(logits[own], references[:, own])}
+
+    return by_class(method, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wfilter import explain, plots
+from wfilter import explain, metrics, plots
 from wfilter.core.gates import class_index, slices
 from wfilter.core.model import FilteredModel
 from wfilter.data.images import ImageSet
-from wfilter.explain.layers import all_gates
+from wfilter.metrics.layers import all_gates
 from wfilter.page import html
-from wfilter.page.measure import Measured, Sample, measure, take_sample
+from wfilter.page.sample import Sample, take_sample
 from wfilter.untraining.history import History
 
 OVERVIEW = 100  # classes drawn in the pictures of all classes
@@ -99,9 +100,14 @@ def write_page(
     present = sorted(set(sample.labels.tolist()))
     shown = _chosen(wf, classes, sample, present)
     chosen = [explain.find_layer(wf, x) for x in layers] if layers else explain.default_layers(wf)
-    found = measure(wf, sample, shown, curve_images=curve_images, steps=steps)
+    curves = {
+        row: explain.class_curves(
+            wf, sample.images[sample.of_class(row, curve_images)], row, steps=steps
+        )
+        for row in shown
+    }
     with tempfile.TemporaryDirectory() as folder:
-        make = Maker(wf, found, Path(folder), present[:OVERVIEW], tuple(chosen))
+        make = Maker(wf, sample, curves, Path(folder), present[:OVERVIEW], tuple(chosen))
         heading = title or f"What {type(wf.base).__name__} forgets, and with which units"
         body = "\n".join(
             [
@@ -125,17 +131,59 @@ class Maker:
     """What every section needs: the model, its numbers, and a folder to draw in."""
 
     wf: FilteredModel
-    found: Measured
+    sample: Sample
+    curves: dict[int, explain.ClassCurves]
     folder: Path
     classes: list[int]
     layers: tuple[str, ...]
     drawn: int = 0
     _responses: Tensor | None = None
 
+    @cached_property
+    def problem(self) -> metrics.Problem:
+        """The sample, to measure on."""
+        present = tuple(sorted(set(self.sample.labels.tolist())))
+        batches = [(self.sample.images, self.sample.labels)]
+        return metrics.Problem(self.wf.base, batches, None, present, self.wf.num_classes)
+
+    @cached_property
+    def answers(self) -> metrics.Answers:
+        """What the filtered model makes of the sample while classes are forgotten."""
+        method = metrics.Method.of_filtered(self.wf, self.problem.classes)
+        return metrics.answers(method, self.problem)
+
+    @cached_property
+    def base_logits(self) -> Tensor:
+        """The base model's logits ``(count, num_classes)``."""
+        return metrics.collect_logits(self.wf.base, self.problem.batches)[0]
+
+    @cached_property
+    def original(self) -> dict[int, float]:
+        """Class -> the base model's accuracy on it."""
+        labels = self.sample.labels
+        return {
+            row: metrics.accuracy(self.base_logits[labels == row], labels[labels == row])
+            for row in self.problem.classes
+        }
+
+    @cached_property
+    def retain(self) -> metrics.RowScores:
+        """Acc_r by class."""
+        return self.answers.retain
+
+    @cached_property
+    def forget(self) -> metrics.RowScores:
+        """Acc_f by class."""
+        return self.answers.forget
+
+    def routing(self, row: int) -> Tensor:
+        """Where a class's images go once it is forgotten, ``(num_classes,)``."""
+        return self.answers.routing(row, self.wf.num_classes)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all classes."""
-        return self.found.sample.names
+        return self.sample.names
 
     def draw(
         self, plot: Callable[..., Path], numbers: Any, *args: Any, label: str, **kw: Any
@@ -153,7 +201,7 @@ class Maker:
         """Responses of the last layer's units to the sample, if they can be watched."""
         if self._responses is None:
             try:
-                sample = self.found.sample
+                sample = self.sample
                 self._responses = explain.unit_responses(self.wf, self.layers[-1], sample.images)
             except ValueError:
                 return None
@@ -174,17 +222,17 @@ def _chosen(
 
 
 def _header(make: Maker, heading: str, facts: Mapping[str, object]) -> str:
-    found, wf = make.found, make.wf
+    wf = make.wf
     closed = explain.closed_by_class(wf).float().mean() / wf.alphas.shape[1]
-    insertion = explain.mean_curve(c.insertion for c in found.curves.values())
-    deletion = explain.mean_curve(c.deletion for c in found.curves.values())
+    insertion = explain.mean_curve(c.insertion for c in make.curves.values())
+    deletion = explain.mean_curve(c.deletion for c in make.curves.values())
     known = {
-        "right before": _percent(_right(found)),
-        "others right after: Acc_r": _percent(found.retain.mean),
-        "forgotten right after: Acc_f": _percent(found.forget.mean),
+        "right before": _percent(metrics.accuracy(make.base_logits, make.sample.labels)),
+        "others right after: Acc_r": _percent(make.retain.mean),
+        "forgotten right after: Acc_f": _percent(make.forget.mean),
         "insertion / deletion": f"{insertion.auc:.3f} / {deletion.auc:.3f}",
         "closed gates per class": _percent(float(closed)),
-        "measured on": f"{len(found.sample.labels)} images",
+        "measured on": f"{len(make.sample.labels)} images",
     }
     return (
         f"<header><h1>{escape(heading)}</h1>{html.facts_list({**facts, **known})}"
@@ -193,35 +241,35 @@ def _header(make: Maker, heading: str, facts: Mapping[str, object]) -> str:
 
 
 def _accuracies(make: Maker) -> str:
-    found, names = make.found, make.names
+    names = make.names
     closed = explain.closed_by_class(make.wf).tolist()
     rows = [
         [
             names[row],
-            _percent(found.original[row]),
-            _percent(found.forget.by_row[row]),
-            _percent(found.retain.by_row[row]) if row in found.retain.by_row else "-",
+            _percent(make.original[row]),
+            _percent(make.forget.by_row[row]),
+            _percent(make.retain.by_row[row]) if row in make.retain.by_row else "-",
             f"{closed[row]}",
-            _route(found.routing[row], names, 1),
-            *_areas([found.curves[row]] if row in found.curves else []),
+            _route(make.routing(row), names, 1),
+            *_areas([make.curves[row]] if row in make.curves else []),
         ]
         for row in make.classes
     ]
-    original = list(found.original.values())
+    original = list(make.original.values())
     mean = [
         "mean",
         _percent(sum(original) / len(original)),
-        _percent(found.forget.mean),
-        _percent(found.retain.mean),
+        _percent(make.forget.mean),
+        _percent(make.retain.mean),
         f"{sum(closed) / len(closed):.0f}",
         "",
-        *_areas(list(found.curves.values())),
+        *_areas(list(make.curves.values())),
     ]
     worst = [
         "worst class",
         _percent(min(original)),
-        _percent(found.forget.worst),
-        _percent(found.retain.worst),
+        _percent(make.forget.worst),
+        _percent(make.retain.worst),
         *[""] * 4,
     ]
     head = ["class", "before", "after: Acc_f", "others: Acc_r", "closed gates"]
@@ -247,13 +295,13 @@ def _areas(curves: Sequence[explain.ClassCurves]) -> list[str]:
 
 
 def _panel(make: Maker, row: int) -> str:
-    found, name = make.found, make.names[row]
-    curve = found.curves[row]
+    name = make.names[row]
+    curve = make.curves[row]
     closed = int(explain.closed_by_class(make.wf)[row])
     text = (
         f"Forgetting {name} closes {closed} of {make.wf.alphas.shape[1]} gates. Its images: "
-        f"{_percent(found.original[row])} right before, {_percent(found.forget.by_row[row])} after."
-        f" Now they are taken for {_route(found.routing[row], make.names, 3)}."
+        f"{_percent(make.original[row])} right before, {_percent(make.forget.by_row[row])} after."
+        f" Now they are taken for {_route(make.routing(row), make.names, 3)}."
     )
     curves = [
         html.figure(
@@ -266,10 +314,10 @@ def _panel(make: Maker, row: int) -> str:
     rest = [
         html.figure(
             make.draw(
-                plots.routing_plot, found.routing[row], make.names, row, label=f"where {name} goes"
+                plots.routing_plot, make.routing(row), make.names, row, label=f"where {name} goes"
             ),
             "What its images are taken for once it is forgotten"
-            + (" (orange: still the class itself)." if found.forget.by_row[row] else "."),
+            + (" (orange: still the class itself)." if make.forget.by_row[row] else "."),
         ),
         *_heads(make, row),
     ]
@@ -280,7 +328,7 @@ def _panel(make: Maker, row: int) -> str:
 
 
 def _cards(make: Maker, row: int, count: int = 6) -> str:
-    sample = make.found.sample
+    sample = make.sample
     index = sample.of_class(row, count)
     cards = []
     for i, found in zip(index.tolist(), explain.predictions(make.wf, sample.images[index], row)):
@@ -299,7 +347,7 @@ def _cards(make: Maker, row: int, count: int = 6) -> str:
 
 def _units(make: Maker, row: int, units: int = 3, count: int = 8) -> str:
     """The images that excite the class's most closed units of the last layer."""
-    responses, sample, layer = make.responses(), make.found.sample, make.layers[-1]
+    responses, sample, layer = make.responses(), make.sample, make.layers[-1]
     top = [u for u in explain.top_units(make.wf, row, layer, units) if u.gate < explain.CLOSED]
     if responses is None or not top:
         return ""
@@ -345,7 +393,7 @@ def _all_classes(make: Maker, history: History | None) -> str:
     wf, names = make.wf, [make.names[row] for row in make.classes]
     left = [
         html.figure(
-            make.draw(plots.curves_plot, make.found.curves, label="insertion and deletion, mean"),
+            make.draw(plots.curves_plot, make.curves, label="insertion and deletion, mean"),
             "Thick: mean over classes; thin: each class. If the gates point at the right units, "
             "blue rises at once above and falls at once below; grey is the control.",
         ),
@@ -429,8 +477,8 @@ def _alike(make: Maker, overlap: Tensor, names: Sequence[str]) -> list[str]:
 
 def _other_similarities(make: Maker) -> Iterator[tuple[str, Tensor, str]]:
     """Title, matrix and meaning: the base model's confusion and, if it has one, its head."""
-    rows, found = make.classes, make.found
-    chances, labels = found.base.float().softmax(1), found.sample.labels
+    rows = make.classes
+    chances, labels = make.base_logits.float().softmax(1), make.sample.labels
     confusion = torch.stack([chances[labels == row].sum(0) for row in rows])[:, rows]
     confused = explain.confusion_similarity(confusion)
     yield (
@@ -442,10 +490,6 @@ def _other_similarities(make: Maker) -> Iterator[tuple[str, Tensor, str]]:
     if len(head) == make.wf.num_classes:
         what = "Cosine of the two classes' vectors in the last layer of the base model."
         yield "likeness of head vectors", head[rows][:, rows], what
-
-
-def _right(found: Measured) -> float:
-    return float((found.base.argmax(1) == found.sample.labels).float().mean())
 
 
 def _percent(share: float) -> str:

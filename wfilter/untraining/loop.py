@@ -23,7 +23,7 @@ from wfilter.data.batches import (
     refuse_no_batches,
     split_batch,
 )
-from wfilter.metrics.probe import penultimate_features
+from wfilter.metrics.features import penultimate_features
 from wfilter.untraining import losses
 from wfilter.untraining import solve as linear
 from wfilter.untraining.history import History, ProgressBar, Record

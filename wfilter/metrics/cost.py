@@ -11,33 +11,54 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.data.running import synchronise
-from wfilter.evaluation.measures.bench import Bench, Measured, by_class
-from wfilter.evaluation.method import Subject
+from wfilter.metrics.cells import Column
+from wfilter.metrics.method import Method
+from wfilter.metrics.problem import Problem
+from wfilter.metrics.registry import Measured, by_class, metric
 
 
-def cost(subject: Subject, bench: Bench) -> Measured:
+def _columns(problem: Problem) -> list[Column]:
+    """Seconds, numbers stored, time to switch."""
+    number = problem.num_classes
+    every = f"Seconds for all {number} classes; for methods of one class the mean times {number}."
+    stored = (
+        f"Numbers stored beside the original to serve all {number} classes: alphas, or every "
+        "changed tensor."
+    )
+    switch = "Milliseconds to change the class: new gates, or a copy of the changed tensors."
+    return [
+        Column("s/class", "cost", "lower", "Seconds of forgetting for one class.", "seconds"),
+        Column("s, all", "cost", "lower", every, "seconds"),
+        Column("stored", "cost", "lower", stored, "count"),
+        Column("MB", "cost", "lower", "The same in megabytes.", "seconds"),
+        Column("switch ms", "cost", "lower", switch, "seconds"),
+    ]
+
+
+@metric("cost", _columns, order=90)
+def measure_cost(method: Method, problem: Problem) -> Measured:
     """What it takes to forget any class: seconds, numbers to store, time to switch."""
 
     def number(row: int) -> dict[str, float | None]:
-        if subject.filtered is not None:
-            alphas = subject.filtered.alphas
+        if method.filtered is not None:
+            alphas = method.filtered.alphas
             stored, size = alphas.numel(), alphas.numel() * alphas.element_size()
             wanted = torch.tensor([row])
-            filtered = subject.filtered
+            filtered = method.filtered
             switch = _milliseconds(lambda: filtered.gates(wanted), alphas)
         else:
-            own = changed_tensors(subject.model(row), bench.base)
-            stored = sum(tensor.numel() for tensor in own) * bench.num_classes
-            size = sum(t.numel() * t.element_size() for t in own) * bench.num_classes
+            own = changed_tensors(method.model(row), problem.base)
+            stored = sum(tensor.numel() for tensor in own) * problem.num_classes
+            size = sum(t.numel() * t.element_size() for t in own) * problem.num_classes
             served = [torch.empty_like(tensor) for tensor in own]
             switch = _milliseconds(lambda: _copy(own, served), *own[:1])
         found: dict[str, float | None] = {"stored": stored, "MB": size / 1e6, "switch ms": switch}
-        if row in subject.seconds:
-            found["s/class"] = subject.seconds[row]
-            found["s, all"] = subject.seconds[row] * bench.num_classes
+        if row in method.seconds:
+            found["s/class"] = method.seconds[row]
+            found["s, all"] = method.seconds[row] * problem.num_classes
         return found
 
-    return by_class(subject, number)
+    return by_class(method, number)
 
 
 def changed_tensors(model: nn.Module, base: nn.Module) -> list[Tensor]:
@@ -45,7 +66,7 @@ def changed_tensors(model: nn.Module, base: nn.Module) -> list[Tensor]:
 
     Example:
         >>> import copy
-        >>> from wfilter.baselines.logit_mask import Mask
+        >>> from wfilter.core.mask import Mask
         >>> base = nn.Linear(4, 3)
         >>> [t.shape for t in changed_tensors(nn.Sequential(copy.deepcopy(base), Mask([1])), base)]
         [torch.Size([1])]

@@ -73,3 +73,33 @@ class Cell:
 
 
 Row = Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """One number for each row, with their mean and the worst of them.
+
+    Example:
+        >>> scores = RowScores({0: 0.9, 1: 0.5}, higher_is_better=True)
+        >>> scores.mean, scores.worst, scores.worst_row
+        (0.7, 0.5, 1)
+    """
+
+    by_row: dict[int, float]
+    higher_is_better: bool
+
+    @property
+    def mean(self) -> float:
+        """Mean over rows, each row counting once however many samples it has."""
+        return sum(self.by_row.values()) / len(self.by_row)
+
+    @property
+    def worst_row(self) -> int:
+        """The row with the worst number."""
+        pick = min if self.higher_is_better else max
+        return pick(self.by_row, key=self.by_row.__getitem__)
+
+    @property
+    def worst(self) -> float:
+        """The worst row's number."""
+        return self.by_row[self.worst_row]

@@ -1,4 +1,4 @@
-"""What a filtered model's layers, rows and gates are called and hold; the others build on it."""
+"""What a filtered model's layers, rows and gates are called and hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from wfilter.core.gates import class_index
+from wfilter.core.gates import class_index, slices
 from wfilter.core.model import FilteredModel
 from wfilter.core.targets import Target
 
@@ -57,3 +57,23 @@ def ranking(wf: FilteredModel, row: int, span: slice) -> Tensor:
     others = all_gates(wf)[:, span].sum(0)
     by_others = others.argsort(descending=True, stable=True)
     return by_others[own[by_others].argsort(stable=True)].to(wf.alphas.device)
+
+
+def live_layers(wf: FilteredModel) -> tuple[str, ...]:
+    """Names of the targets in which some class closes some gate, first to last.
+
+    The others (pinned open, or never moved) say nothing about any class.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="*")
+        >>> live_layers(wf)
+        ()
+        >>> wf.alpha["weight"].data[0, 1] = -1.0
+        >>> live_layers(wf)
+        ('weight',)
+    """
+    gates = all_gates(wf)
+    return tuple(
+        n for n, span in slices(wf.targets).items() if bool((gates[:, span] < CLOSED).any())
+    )

@@ -1,0 +1,66 @@
+"""Remarks that a report makes about itself: what to keep in mind when reading its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wfilter.evaluation.report import Report
+
+WEAK = 0.05
+"""How far below the original a retrained model's Acc_r may be before a report warns of it."""
+
+
+def partly_measured(report: Report) -> list[str]:
+    """Methods whose means are over some of the classes, by those classes."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for method in report.methods:
+        cells = report.rows[method].values()
+        measured = tuple(sorted({row for cell in cells for row in cell.by_class}))
+        if measured and set(measured) != set(report.classes):
+            found.setdefault(measured, []).append(method)
+    return [
+        f"measured on {listed(rows, report.class_names)} only, so not to be compared with means "
+        f"over all classes: {', '.join(methods)}"
+        for rows, methods in found.items()
+    ]
+
+
+def weak_bar(report: Report) -> list[str]:
+    """A warning where the retrained model is no bar, for want of training."""
+    known = [report.rows.get(method, {}).get("Acc_r") for method in ("original", "retrained")]
+    if any(cell is None for cell in known):
+        return []
+    original, retrained = (cell.mean() for cell in known if cell is not None)
+    if original - retrained <= WEAK:
+        return []
+    return [
+        f"the retrained model has Acc_r {100 * retrained:.1f}, the original "
+        f"{100 * original:.1f}: it was trained too little to be a bar, and what is compared "
+        "with it says little."
+    ]
+
+
+def routing_lines(report: Report) -> list[str]:
+    """Where the images of each class go, for up to ten classes of the evaluated model."""
+    routings = report.details.get("routing", {})
+    lines = []
+    for method in [m for m in report.methods if m in routings and m != "original"][:2]:
+        shown = [
+            f"{report.name_of(row)} to {_destinations(report, shares)}"
+            for row, shares in list(routings[method].items())[:10]
+        ]
+        lines.append(f"routing, {method}: {'; '.join(shown)}")
+    return lines
+
+
+def _destinations(report: Report, shares: Mapping[int, float]) -> str:
+    top = sorted(shares.items(), key=lambda item: -item[1])[:2]
+    return ", ".join(f"{report.name_of(row)} {100 * share:.0f} %" for row, share in top)
+
+
+def listed(classes: tuple[int, ...], class_names: tuple[str, ...] | None) -> str:
+    """Names of up to twenty classes, and how many more there are."""
+    names = [str(row) if class_names is None else class_names[row] for row in classes]
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

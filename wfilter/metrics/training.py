@@ -1,0 +1,64 @@
+"""Train a model again for a while, and put everything back."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.core.mask import Mask
+from wfilter.data.running import Forward, device_of, evaluating
+
+
+def step(
+    model: nn.Module, run: Forward, optimiser: torch.optim.Optimizer, images: Tensor, labels: Tensor
+) -> None:
+    """One step of cross-entropy in the mode the model is in."""
+    device = device_of(model)
+    loss = nn.functional.cross_entropy(run(images.to(device)), labels.to(device))
+    optimiser.zero_grad()
+    torch.autograd.backward(loss)
+    optimiser.step()
+
+
+@contextmanager
+def borrowed(
+    model: nn.Module, parameters: Iterable[nn.Parameter] | None
+) -> Iterator[list[nn.Parameter]]:
+    """The parameters to train; every tensor, mode and flag of the model is put back afterwards."""
+    trained = list(model.parameters() if parameters is None else parameters)
+    if not trained:
+        raise ValueError("parameters is empty: there is nothing to train.")
+    chosen = set(trained)
+    everything = {*model.parameters(), *model.buffers(), *chosen}
+    values = {tensor: tensor.detach().clone() for tensor in everything}
+    flags = {tensor: tensor.requires_grad for tensor in everything}
+    with evaluating(model), torch.enable_grad():
+        try:
+            model.train()
+            for tensor in everything:
+                if tensor.is_floating_point():
+                    tensor.requires_grad_(tensor in chosen)
+            yield trained
+        finally:
+            with torch.no_grad():
+                for tensor in everything:
+                    tensor.requires_grad_(flags[tensor]).copy_(values[tensor])
+            for parameter in trained:
+                parameter.grad = None
+
+
+def unmasked(model: nn.Module) -> nn.Module:
+    """A copy without logit masks: whoever trains a model again takes them off first.
+
+    Example:
+        >>> unmasked(nn.Sequential(nn.Linear(2, 2), Mask([0])))[1]
+        Identity()
+    """
+    bare = copy.deepcopy(model)
+    for parent in list(bare.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Mask):
+                setattr(parent, name, nn.Identity())
+    return bare
