@@ -22,10 +22,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +34,9 @@ from common import RESULTS, append_line, commit, read_lines
 from wfilter import data, metrics, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.untraining import losses
-from wfilter.untraining.loop import Run
 from wfilter.untraining.pairs import Pairs
-
-untraining = import_module("wfilter.untraining.loop")
+from wfilter.untraining.recipes import Seen
+from wfilter.untraining.run import Run
 
 TARGETS = ["2.*", "5.*", "8.*"]
 HARD = {"gates": "hard", "start": 1.0, "optimiser": "row_adam", "learning_rate": 0.1}
@@ -231,6 +228,9 @@ class Deep(Run):
         self.extra = self.weight * self.term(*known, pairs.sample, pairs.forget)
         return logits
 
+    def _loss(self, seen: Seen) -> Tensor:
+        return super()._loss(seen) + self.extra
+
     @contextmanager
     def _tap(self) -> Iterator[list[Tensor]]:
         seen: list[Tensor] = []
@@ -308,10 +308,7 @@ def untrained(at: Problem, args: argparse.Namespace, idea: str) -> wfilter.Filte
     run = Deep(wf, images, None, recipe, args.seed)
     run.term, run.weight = make(), args.deep
     run.plan(None, steps, None, False, False)
-    objective = untraining._objective
-    added = lambda *given: objective(*given) + run.extra  # noqa: E731
-    with patch.object(untraining, "_objective", added):
-        run.go(None, False)
+    run.go(None, False)
     run.finish()
     return wf
 

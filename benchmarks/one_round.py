@@ -37,7 +37,7 @@ from originals import stem_name
 from wfilter import data, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.untraining.pairs import Pairs
-from wfilter.untraining.recipes import Recipe
+from wfilter.untraining.recipes import Distill
 
 ALL = "all"
 
@@ -134,10 +134,10 @@ def with_share(labels: Tensor, row: int, share: float) -> Tensor:
 def only_row(row: int) -> Iterator[None]:
     """Untraining inside draws this row and no other: each image once, retained or forgotten."""
 
-    def pairs(recipe: Recipe, labels: Tensor, classes: int, generator: torch.Generator) -> Pairs:
+    def pairs(recipe: Distill, labels: Tensor, classes: int, generator: torch.Generator) -> Pairs:
         return Pairs(torch.arange(len(labels)), torch.full_like(labels, row), labels == row)
 
-    with mock.patch.object(sys.modules["wfilter.untraining.loop"], "make_pairs", pairs):
+    with mock.patch.object(Distill, "make_pairs", pairs):
         yield
 
 

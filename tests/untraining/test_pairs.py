@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from wfilter.untraining.pairs import blend, distill_pairs, paper_pairs, row_pairs
-from wfilter.untraining.recipes import DISTILL, DISTILL_SOFT, PAPER
+from wfilter.untraining.pairs import blend, paper_pairs, row_pairs
+from wfilter.untraining.recipes import DISTILL, PAPER
 
 
 def generator(seed=0):
@@ -15,7 +15,7 @@ def generator(seed=0):
 
 def test_paper_pairs_forget_the_first_half_and_retain_the_second_under_other_rows():
     labels = torch.randint(0, 10, (16,), generator=generator())
-    pairs = paper_pairs(labels, 10, PAPER, generator(1))
+    pairs = paper_pairs(labels, 10, PAPER.expansion, generator(1))
     assert pairs.own.sum() == 8
     assert len(pairs.sample) == 8 + 3 * 8
     assert torch.equal(pairs.forget[pairs.own], labels[:8])
@@ -25,13 +25,13 @@ def test_paper_pairs_forget_the_first_half_and_retain_the_second_under_other_row
 
 
 def test_paper_pairs_repeat_rows_only_when_there_are_too_few_classes():
-    pairs = paper_pairs(torch.tensor([0, 1]), 2, PAPER, generator())
+    pairs = paper_pairs(torch.tensor([0, 1]), 2, PAPER.expansion, generator())
     assert pairs.forget[~pairs.own].tolist() == [0, 0, 0]
 
 
 def test_distill_sets_hold_the_own_class_exactly_when_the_pair_says_so():
     labels = torch.randint(0, 10, (64,), generator=generator())
-    pairs = distill_pairs(labels, 10, DISTILL, generator(2))
+    pairs = DISTILL.make_pairs(labels, 10, generator(2))
     own = pairs.forget[torch.arange(len(pairs.sample)), labels[pairs.sample]]
     assert torch.equal(own, pairs.own)
     sizes = pairs.forget.sum(1)
@@ -67,7 +67,7 @@ def test_whole_numbers_cannot_be_blended():
 
 def test_distill_without_sets_gives_labels():
     recipe = dataclasses.replace(DISTILL, set_share=0.0)
-    pairs = distill_pairs(torch.tensor([0, 1, 2]), 4, recipe, generator())
+    pairs = recipe.make_pairs(torch.tensor([0, 1, 2]), 4, generator())
     assert pairs.forget.dtype == torch.int64
     assert torch.equal(pairs.forget == torch.tensor([0, 1, 2])[pairs.sample], pairs.own)
 
@@ -76,7 +76,7 @@ def test_row_pairs_put_every_sample_once_under_one_class_of_the_batch():
     labels = torch.tensor([5, 3, 3, 8, 5, 3])
     drawn = set()
     for seed in range(20):
-        pairs = row_pairs(labels, 10, DISTILL_SOFT, generator(seed))
+        pairs = row_pairs(labels, generator(seed))
         assert pairs.sample.tolist() == list(range(6))
         assert len(pairs.forget.unique()) == 1
         assert torch.equal(pairs.own, labels == pairs.forget)
@@ -85,7 +85,7 @@ def test_row_pairs_put_every_sample_once_under_one_class_of_the_batch():
 
 
 def test_shares_of_two_processes_are_the_whole():
-    pairs = paper_pairs(torch.arange(8) % 4, 4, PAPER, generator())
+    pairs = paper_pairs(torch.arange(8) % 4, 4, PAPER.expansion, generator())
     parts = [pairs.share(rank, 2) for rank in range(2)]
     seen = sorted(zip(pairs.sample.tolist(), pairs.forget.tolist()))
     both = [p for part in parts for p in zip(part.sample.tolist(), part.forget.tolist())]

@@ -16,7 +16,7 @@ from wfilter.data.batches import InMemory
 from wfilter.untraining import fisher
 from wfilter.untraining import solve as linear
 from wfilter.untraining.loop import untrain
-from wfilter.untraining.recipes import DISTILL, LINEAR
+from wfilter.untraining.recipes import LINEAR
 
 
 @pytest.mark.parametrize("name", ["cnn", "attention"])
@@ -199,9 +199,6 @@ def test_what_would_be_wrong_is_refused():
     with pytest.raises(ValueError, match="train has no batches"):
         untrain(wf, InMemory(x[:0], labels[:0]), recipe="linear")
     assert torch.equal(wf.alphas, before)
-    for change in ({"blend": 0.5}, {"gates": "hard"}, {"patience": 3}):
-        with pytest.raises(ValueError, match="has no meaning for the linear objective"):
-            dataclasses.replace(LINEAR, **change)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +220,8 @@ def test_several_labels_and_gates_per_element_are_refused():
         untrain(wf, InMemory(*samples()), recipe="linear")
 
 
-def test_a_weight_of_the_fisher_information_goes_with_the_linear_objective_alone():
-    with pytest.raises(ValueError, match="does not go with objective='distill'"):
-        dataclasses.replace(DISTILL, lambda_fisher=1.0)
-    with pytest.raises(ValueError, match="needs a positive one"):
+def test_weights_of_the_linear_objective_are_positive():
+    with pytest.raises(ValueError, match="must be positive"):
         dataclasses.replace(LINEAR, lambda_fisher=0.0)
     with pytest.raises(ValueError, match="alike=-1 not negative"):
         dataclasses.replace(LINEAR, alike=-1)

@@ -225,6 +225,7 @@ def untrain(
     Works under torchrun: torchrun --nproc-per-node 2 -m wfilter untrain ...
     """
     from wfilter.cli import jobs, settings
+    from wfilter.untraining.history import Ended
 
     changed = {**context.meta.get("recipe", {}), **settings.parse_changes(changes or ())}
     changed.pop("name", None)
@@ -251,7 +252,7 @@ def untrain(
     last = asdict(history.records[-1]) if history.records else {}
     text = f"{history.stopped} in {history.seconds:.0f} s. Next: wfilter evaluate {out}"
     output.result(text, {"out": str(out), "stopped": history.stopped, "last": last})
-    if history.stopped.startswith("interrupted"):
+    if history.ended is Ended.INTERRUPTED:
         raise KeyboardInterrupt
 
 

@@ -23,9 +23,9 @@ from wfilter.data import zoo
 from wfilter.data.batches import InMemory
 from wfilter.data.images import Batches, ImageSet
 from wfilter.files import card, checkpoint
-from wfilter.untraining.history import History, Record, training_figures
+from wfilter.untraining.history import Ended, History, training_figures
 from wfilter.untraining.loop import untrain
-from wfilter.untraining.recipes import Recipe
+from wfilter.untraining.recipes import Recipe, Stepwise
 
 if TYPE_CHECKING:
     from wfilter.evaluation.report import Report
@@ -127,8 +127,7 @@ class Filters:
             return None
         try:
             stored = json.loads(path.read_text())
-            stored["records"] = [Record(**record) for record in stored["records"]]
-            return History(**stored)
+            return History.from_dict(stored)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} is damaged ({error}). Delete it: only the course of untraining is lost."
@@ -141,7 +140,7 @@ class Filters:
         history = self.history
         if history is not None and history.records:
             name = history.recipe.get("name", "?")
-            solved = history.stopped == "solved"
+            solved = history.ended is Ended.SOLVED
             known["recipe"] = (
                 f"{name}, {'solved' if solved else f'{history.records[-1].step} steps'}"
             )
@@ -353,7 +352,7 @@ class Untraining:
         )
         checkpoint = writable_folder(self.out) / "checkpoint.safetensors"
         history = self._untrain(wf, train, device, checkpoint, resume, progress)
-        if rank == 0 and not history.stopped.startswith("interrupted"):
+        if rank == 0 and history.ended is not Ended.INTERRUPTED:
             wf.save(self.out)
             text = card.model_card(wf, self._facts(history), training_figures(history))
             (self.out / card.NAME).write_text(text, encoding="utf-8")
@@ -365,7 +364,7 @@ class Untraining:
     def _facts(self, history: History) -> dict[str, object]:
         """How the filters were made, for their card; file names of this machine stay out of it."""
         weights = Path(self.job.weights).name if self.job.weights else ""
-        size = "" if self.recipe.is_solved else f", {self.batch_size} images a step"
+        size = "" if history.ended is Ended.SOLVED else f", {self.batch_size} images a step"
         facts = {
             "base model": f"{self.job.model}{' with ' + weights if weights else ''}",
             "data": self.job.dataset,
@@ -386,7 +385,7 @@ class Untraining:
         progress: bool | None,
     ) -> History:
         val = None
-        if self.recipe.patience and self.validation:
+        if isinstance(self.recipe, Stepwise) and self.recipe.patience and self.validation:
             train, held = data.hold_out(train, self.validation, self.seed)
             val = data.batches(held, self.batch_size)
         return untrain(
@@ -397,7 +396,7 @@ class Untraining:
             steps=self.steps,
             epochs=self.epochs,
             device=device,
-            checkpoint=None if self.recipe.is_solved else checkpoint,
+            checkpoint=checkpoint if isinstance(self.recipe, Stepwise) else None,
             resume=resume,
             seed=self.seed,
             amp=self.amp,

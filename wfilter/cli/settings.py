@@ -16,6 +16,7 @@ else:
     import tomli as tomllib
 
 from wfilter.untraining.recipes import Recipe, get_recipe
+from wfilter.untraining.stored import own_settings
 
 FILE = "settings.toml"
 MOST_BYTES = 2**20
@@ -91,16 +92,17 @@ def make_recipe(name: str, changes: Mapping[str, Any]) -> Recipe:
         100
     """
     recipe = get_recipe(name)
-    known = {field.name: field.type for field in dataclasses.fields(Recipe)}
+    known = {field.name: field.type for field in dataclasses.fields(recipe)}
+    plain = {key: None if value == NONE else value for key, value in changes.items()}
     values: dict[str, Any] = {}
-    for key, value in changes.items():
+    for key, value in own_settings(type(recipe), plain).items():
         if key not in known:
             closest = difflib.get_close_matches(key, known, 3, cutoff=0.3) or sorted(known)[:3]
             raise ValueError(
-                f"a recipe has no setting {key!r}. Closest names: {', '.join(closest)}."
+                f"recipe {name!r} has no setting {key!r}. Closest names: {', '.join(closest)}."
             )
-        values[key] = None if value == NONE else value
-        if not _fits(values[key], str(known[key])):
+        values[key] = value
+        if not _fits(value, str(known[key])):
             raise ValueError(f"recipe setting {key}={value!r} is not {known[key]}.")
     return dataclasses.replace(recipe, **values)
 

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from wfilter.files.card import NOT_MEASURED
+
+
+class Ended(str, Enum):
+    """Why a round of untraining ended; ``History.stopped`` says it in words."""
+
+    RUNNING = "running"
+    STEPS = "steps"
+    EPOCHS = "epochs"
+    NO_IMPROVEMENT = "no improvement"
+    SOLVED = "solved"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass
@@ -25,13 +39,43 @@ class Record:
 
 @dataclass
 class History:
-    """What happened in a round of untraining; ``records`` has a line per step."""
+    """What happened in a round of untraining; ``records`` has a line per step.
+
+    Attributes:
+        recipe: The settings, as ``Recipe.to_dict`` gives them.
+        seed: Of everything random.
+        records: What each step, or each part of the rows that are solved, reports.
+        stopped: Why it ended, in words.
+        seconds: How long it took.
+        ended: Why it ended.
+    """
 
     recipe: dict[str, object]
     seed: int
     records: list[Record] = field(default_factory=list)
     stopped: str = ""
     seconds: float = 0.0
+    ended: Ended = Ended.RUNNING
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> History:
+        """The history that ``to_json`` wrote, also one of an earlier version.
+
+        Example:
+            >>> History.from_dict(json.loads(History({}, 3).to_json())).seed
+            3
+        """
+        values = dict(stored)
+        values["records"] = [Record(**record) for record in values["records"]]
+        if "ended" in values:
+            values["ended"] = Ended(values["ended"])
+        elif values["stopped"] == "solved":  # earlier versions had only the words
+            values["ended"] = Ended.SOLVED
+        return cls(**values)
+
+    def end(self, ended: Ended, words: str) -> None:
+        """In place: note why it ended."""
+        self.ended, self.stopped = ended, words
 
     def to_json(self) -> str:
         """The whole history, readable by ``json.loads``."""
@@ -49,7 +93,7 @@ def training_figures(history: History) -> str:
 
     Where rows were solved, each record is of other rows, and all of them count.
     """
-    solved = history.stopped == "solved"
+    solved = history.ended is Ended.SOLVED
     last = history.records[-max(1, len(history.records) // 10) :] if not solved else history.records
     retain, forget = (
         sum(getattr(record, name) for record in last) / len(last)

@@ -1,14 +1,16 @@
-"""What moves the alphas."""
+"""What moves the alphas: optimisers, their learning rate, gradients of several processes."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from wfilter.core.model import FilteredModel
-from wfilter.untraining.recipes import Recipe
+from wfilter.untraining.recipes import Stepwise
 
 
 class RowAdam(torch.optim.Optimizer):
@@ -61,7 +63,7 @@ class RowAdam(torch.optim.Optimizer):
         parameter[rows] -= lr * (mean / (1 - beta1**steps)) / scale
 
 
-def make_optimiser(recipe: Recipe, wf: FilteredModel) -> torch.optim.Optimizer:
+def make_optimiser(recipe: Stepwise, wf: FilteredModel) -> torch.optim.Optimizer:
     """The recipe's optimiser of the alphas."""
     parameters = wf.trainable_parameters()
     if recipe.optimiser == "row_adam":
@@ -71,3 +73,39 @@ def make_optimiser(recipe: Recipe, wf: FilteredModel) -> torch.optim.Optimizer:
             return torch.optim.SparseAdam(parameters, recipe.learning_rate, (0.9, 0.99))
         return torch.optim.Adam(parameters, recipe.learning_rate)
     return torch.optim.SGD(parameters, recipe.learning_rate)
+
+
+def learning_rate(recipe: Stepwise, step: int, total: int | None) -> float:
+    """The learning rate of a step, by the recipe's schedule.
+
+    Example:
+        >>> from wfilter.untraining.recipes import DISTILL
+        >>> learning_rate(DISTILL, 5, 10)
+        0.05
+    """
+    if recipe.schedule == "cosine" and total is not None:
+        return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * step / total))
+    return recipe.learning_rate
+
+
+def average_gradient(alphas: Tensor, world: int, step: int) -> None:
+    """In place: the mean of all processes' gradients of the alphas."""
+    if world == 1:
+        return
+    gradient = alphas.grad
+    assert gradient is not None
+    is_sparse = gradient.is_sparse
+    if is_sparse:
+        gradient = gradient.to_dense()
+    try:
+        dist.all_reduce(gradient)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"another process of this run has stopped, at step {step}. See its own message; start "
+            "all of them again with resume=True."
+        ) from error
+    gradient = gradient / world
+    if is_sparse:  # again only the rows that some process has met
+        rows = (gradient != 0).any(1).nonzero()[:, 0]
+        gradient = torch.sparse_coo_tensor(rows[None], gradient[rows], gradient.shape)
+    alphas.grad = gradient

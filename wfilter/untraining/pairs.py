@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wfilter.untraining.recipes import Recipe
-
 
 @dataclass(frozen=True)
 class Pairs:
@@ -36,7 +34,7 @@ class Pairs:
 
 
 def paper_pairs(
-    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+    labels: Tensor, num_classes: int, expansion: int, generator: torch.Generator
 ) -> Pairs:
     """The paper's batch: one half forgets its own class, the other retains under other rows.
 
@@ -44,8 +42,7 @@ def paper_pairs(
     replacement while there are enough.
 
     Example:
-        >>> from wfilter.untraining.recipes import PAPER
-        >>> pairs = paper_pairs(torch.tensor([0, 1, 2, 0]), 3, PAPER, torch.Generator())
+        >>> pairs = paper_pairs(torch.tensor([0, 1, 2, 0]), 3, 3, torch.Generator())
         >>> pairs.sample.tolist(), pairs.own.tolist()[:3]
         ([0, 1, 2, 2, 2, 3, 3, 3], [True, True, False])
     """
@@ -55,48 +52,51 @@ def paper_pairs(
             f"a batch of {len(labels)} cannot be split into a forget and a retain half. Use a "
             "batch size of at least 2."
         )
-    retain = torch.arange(half, len(labels)).repeat_interleave(recipe.expansion)
+    retain = torch.arange(half, len(labels)).repeat_interleave(expansion)
     scores = torch.rand(len(labels) - half, num_classes, generator=generator)
     scores.scatter_(1, labels[half:, None], -1.0)
     rows = scores.argsort(1, descending=True)[:, : num_classes - 1]
-    rows = rows[:, torch.arange(recipe.expansion) % (num_classes - 1)].flatten()
+    rows = rows[:, torch.arange(expansion) % (num_classes - 1)].flatten()
     own = torch.arange(half + len(retain)) < half
     return Pairs(torch.cat([torch.arange(half), retain]), torch.cat([labels[:half], rows]), own)
 
 
 def distill_pairs(
-    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
+    labels: Tensor,
+    num_classes: int,
+    generator: torch.Generator,
+    *,
+    expansion: int = 4,
+    forget_share: float = 0.3,
+    set_share: float = 0.0,
+    max_set: int = 5,
 ) -> Pairs:
     """Each sample ``expansion`` times, with a random class or set that may hold its own class.
 
     Example:
-        >>> from wfilter.untraining.recipes import DISTILL
-        >>> pairs = distill_pairs(torch.tensor([0, 1]), 3, DISTILL, torch.Generator())
+        >>> pairs = distill_pairs(torch.tensor([0, 1]), 3, torch.Generator(), set_share=0.75)
         >>> pairs.sample.tolist(), tuple(pairs.forget.shape)
         ([0, 0, 0, 0, 1, 1, 1, 1], (8, 3))
     """
-    sample = torch.arange(len(labels)).repeat_interleave(recipe.expansion)
-    number, label = len(sample), labels.repeat_interleave(recipe.expansion)
-    own = torch.rand(number, generator=generator) < recipe.forget_share
+    sample = torch.arange(len(labels)).repeat_interleave(expansion)
+    number, label = len(sample), labels.repeat_interleave(expansion)
+    own = torch.rand(number, generator=generator) < forget_share
     scores = torch.rand(number, num_classes, generator=generator)
     scores.scatter_(1, label[:, None], torch.where(own, 2.0, -1.0)[:, None])
-    largest = min(recipe.max_set, num_classes - 1)
-    if recipe.set_share == 0 or largest < 2:
-        return Pairs(sample, scores.argmax(1), own, recipe.expansion)
+    largest = min(max_set, num_classes - 1)
+    if set_share == 0 or largest < 2:
+        return Pairs(sample, scores.argmax(1), own, expansion)
     size = torch.randint(2, largest + 1, (number,), generator=generator)
-    size[torch.rand(number, generator=generator) >= recipe.set_share] = 1
+    size[torch.rand(number, generator=generator) >= set_share] = 1
     rank = scores.argsort(1, descending=True).argsort(1)
-    return Pairs(sample, rank < size[:, None], own, recipe.expansion)
+    return Pairs(sample, rank < size[:, None], own, expansion)
 
 
-def row_pairs(
-    labels: Tensor, num_classes: int, recipe: Recipe, generator: torch.Generator
-) -> Pairs:
+def row_pairs(labels: Tensor, generator: torch.Generator) -> Pairs:
     """Each sample once, all of them under the row of one class of the batch.
 
     Example:
-        >>> from wfilter.untraining.recipes import DISTILL
-        >>> pairs = row_pairs(torch.tensor([2, 1, 2]), 3, DISTILL, torch.Generator().manual_seed(0))
+        >>> pairs = row_pairs(torch.tensor([2, 1, 2]), torch.Generator().manual_seed(0))
         >>> pairs.forget.tolist(), pairs.own.tolist()
         ([1, 1, 1], [False, True, False])
     """
@@ -130,11 +130,3 @@ def refuse_one_class(num_classes: int) -> None:
     """Stop where nothing would be left to retain."""
     if num_classes < 2:
         raise ValueError("untraining needs at least 2 classes: with 1 there is nothing to retain.")
-
-
-def make_pairs(recipe: Recipe, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
-    """The pairs of one step, as the recipe asks for them."""
-    refuse_one_class(num_classes)
-    mixed = paper_pairs if recipe.objective == "paper" else distill_pairs
-    make = row_pairs if recipe.pairs == "row" else mixed
-    return make(rows, num_classes, recipe, generator)

@@ -1,116 +1,226 @@
-"""Named, frozen settings of untraining, every constant with its source.
+"""Named, frozen settings of untraining, every constant with its source: one class per objective.
 
 Derive your own in one line: ``dataclasses.replace(RECIPES["paper"], lambda_forget=100)``.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wfilter.untraining import losses
+from wfilter.untraining.pairs import Pairs, distill_pairs, paper_pairs, row_pairs
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a loss is made of: the images of a step, their pairs, and both models' answers.
+
+    Attributes:
+        pairs: Which image forgets what.
+        logits: The filtered model's, one line for each pair.
+        base: The base model's, one line for each image; empty for a recipe that has no use for it.
+        rows: The class of each image, on the CPU.
+        multi_label: Whether an image may have several classes.
+        features: What the head sees, for a recipe with a term on it.
+    """
+
+    pairs: Pairs
+    logits: Tensor
+    base: Tensor
+    rows: Tensor
+    multi_label: bool = False
+    features: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides what untraining does to the alphas, given data and a seed.
 
+    The base of `Paper`, `Distill` and `Linear`, one for each objective.
+
     Attributes:
         name: Shown in histories and reports.
-        objective: ``"paper"`` (cross-entropy and its reciprocal), ``"distill"`` (KL to the base
-            model without the forgotten logits) or ``"linear"`` (solved to first order without
-            steps, see ``wfilter.linear``; beside ``depth`` only settings that name it matter).
+        lambda_alpha: Weight of the regulariser, the mean of 1 - gate (``Linear``: half the sum of
+            its squares).
+        depth: Share of the targets that are untrained, counted from the output; the others are
+            pinned open.
+    """
+
+    objective: ClassVar[str]
+
+    name: str
+    lambda_alpha: float = 1.0
+    depth: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.depth <= 1:
+            raise ValueError(f"depth={self.depth} is a share of the targets: it must be in (0, 1].")
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name} = {value!r}" for name, value in self.to_dict().items())
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values, for JSON and TOML; ``stored.recipe_from`` gives the recipe back."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"name": values.pop("name"), "objective": self.objective, **values}
+
+
+@dataclass(frozen=True)
+class Stepwise(Recipe):
+    """A recipe that takes steps: what `Paper` and `Distill` share.
+
+    Attributes:
         optimiser: ``"sgd"``, ``"adam"``, or ``"row_adam"``: Adam whose second moment is shared by
-            the units of a row, so that units with large gradients move further than others;
-            ``"solver"`` for the linear objective.
+            the units of a row, so that units with large gradients move further than others.
         learning_rate: Of the optimiser, on raw alphas.
         schedule: ``"constant"`` or ``"cosine"`` (to zero at the last step).
         expansion: Replicas of a sample with different rows (the paper's chi).
         lambda_retain: Weight of the retain term.
-        lambda_forget: Weight of the forget term (the margin, in ``distill``).
-        lambda_alpha: Weight of the regulariser, the mean of 1 - gate (``linear``: half the sum of
-            its squares).
-        lambda_deep: Weight of a term on the features that the head sees: how well a ridge
-            regression on the images of a step tells the forgotten class from its look-alikes
-            (``distill``, ``pairs="row"``). Steps need more images than there are features, four
-            times as many in `benchmarks/deep.py`; a last, smaller batch goes without the term.
-            For one label per image, and one process.
-        lambda_fisher: Weight of what closed gates cost other images, to second order, estimated
-            once for all rows (``linear``; see ``wfilter.fisher``).
-        fisher_images: Images of that estimate.
-        alike: Images of other classes from which a row learns, too: those that the base model gives
-            the highest chance of its class (``linear``).
+        lambda_forget: Weight of the forget term.
         regulariser: ``"global"`` mean over all gates, or ``"layer"``: means per target, summed.
-        epsilon: Added to the cross-entropy under the paper's reciprocal, which has no bound of its
-            own: on a network that is sure of its images a tiny one lets the first step throw the
-            alphas so far that no gradient brings them back.
-        margin: How far below the best remaining logit (``distill``), or all of them together
-            (``linear``), a forgotten one is pushed.
-        pairs: ``"mixed"`` gives each image of a step rows or sets of its own, ``"row"`` gives all
-            of them one row, that of a class in the batch (``distill``). Each image then counts
-            once, whatever ``expansion`` and ``forget_share`` say.
-        forget_share: Share of pairs in which a sample forgets its own class (``distill``).
-        set_share: Share of pairs with a set of 2 or more classes (``distill``).
-        max_set: Largest set drawn in training.
-        blend: Share of images blended with another one of the batch, which takes at most half
-            (``distill``). The base model's answer then chooses the row, or, of a multi-label
-            sample, one of its labels as ever. Images the base model is sure of, as of those it
-            was trained on, say little about its other classes.
         gates: ``"soft"`` sigmoids, or ``"hard"``: exactly 0 or 1 in every forward, straight-through
             gradients, and exact gates at the end.
         start: Alpha to start from when the filters are fresh; ``None`` keeps what apply set.
-        depth: Share of the targets that are untrained, counted from the output; the others are
-            pinned open.
         evaluations: Validations per epoch.
         patience: Validations without improvement before stopping; 0 never stops early.
     """
 
-    name: str
-    objective: str
-    optimiser: str
-    learning_rate: float
+    needs_base: ClassVar[bool]  # whether the loss compares with the base model's answers
+
+    optimiser: str = "sgd"
+    learning_rate: float = 100.0
     schedule: str = "constant"
     expansion: int = 3
     lambda_retain: float = 1.0
     lambda_forget: float = 1.0
-    lambda_alpha: float = 1.0
-    lambda_deep: float = 0.0
-    lambda_fisher: float = 0.0
-    fisher_images: int = 1500
-    alike: int = 0
     regulariser: str = "global"
-    epsilon: float = 1e-6
-    margin: float = 5.0
-    pairs: str = "mixed"
-    forget_share: float = 0.5
-    set_share: float = 0.0
-    max_set: int = 5
-    blend: float = 0.0
     gates: str = "soft"
     start: float | None = None
-    depth: float = 1.0
     evaluations: int = 5
     patience: int = 10
 
     def __post_init__(self) -> None:
-        _one_of(self, "objective", "paper", "distill", "linear")
-        _one_of(
-            self, "optimiser", *(("solver",) if self.is_solved else ("sgd", "adam", "row_adam"))
-        )
+        super().__post_init__()
+        _one_of(self, "optimiser", "sgd", "adam", "row_adam")
         _one_of(self, "schedule", "constant", "cosine")
         _one_of(self, "regulariser", "global", "layer")
-        _one_of(self, "pairs", "mixed", "row")
         _one_of(self, "gates", "soft", "hard")
+        if self.expansion < 1 or self.learning_rate <= 0:
+            raise ValueError(
+                f"expansion={self.expansion} must be at least 1 and learning_rate="
+                f"{self.learning_rate} positive."
+            )
+
+    def make_pairs(self, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
+        """The pairs of one step, for images of these classes."""
+        raise NotImplementedError
+
+    def loss(self, seen: Seen) -> Tensor:
+        """The objective over the pairs of a step."""
+        raise NotImplementedError
+
+    def closing(self, alphas: Iterable[Tensor]) -> Tensor:
+        """The regulariser: few gates may close."""
+        return self.lambda_alpha * losses.closedness(alphas, self.regulariser == "layer")
+
+
+@dataclass(frozen=True)
+class Paper(Stepwise):
+    """The paper's objective: cross-entropy of what is kept, and its reciprocal of what is not.
+
+    Attributes:
+        epsilon: Added to the cross-entropy under the reciprocal, which has no bound of its own: on
+            a network that is sure of its images a tiny one lets the first step throw the alphas so
+            far that no gradient brings them back.
+
+    Example:
+        >>> Paper("mine", epsilon=0.1).learning_rate
+        100.0
+    """
+
+    objective: ClassVar[str] = "paper"
+    needs_base: ClassVar[bool] = False
+
+    epsilon: float = 1e-6
+
+    def make_pairs(self, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
+        """One half of the images forgets its own class, the other retains under other rows."""
+        return paper_pairs(rows, num_classes, self.expansion, generator)
+
+    def loss(self, seen: Seen) -> Tensor:
+        """Section "Training" of the paper, without its regulariser."""
+        device = seen.logits.device
+        truth, own = seen.rows[seen.pairs.sample].to(device), seen.pairs.own.to(device)
+        loss = seen.logits.new_zeros(())
+        if bool((~own).any()):
+            loss = loss + self.lambda_retain * F.cross_entropy(seen.logits[~own], truth[~own])
+        if bool(own.any()):
+            away = losses.reciprocal(seen.logits[own], truth[own], self.epsilon)
+            loss = loss + self.lambda_forget * away
+        return loss
+
+
+@dataclass(frozen=True)
+class Distill(Stepwise):
+    """KL to the base model without the forgotten logits, and a margin below which these must be.
+
+    Attributes:
+        margin: How far below the best remaining logit a forgotten one is pushed, with the weight
+            ``lambda_forget``.
+        pairs: ``"mixed"`` gives each image of a step rows or sets of its own, ``"row"`` gives all
+            of them one row, that of a class in the batch. Each image then counts once, whatever
+            ``expansion`` and ``forget_share`` say.
+        forget_share: Share of pairs in which a sample forgets its own class.
+        set_share: Share of pairs with a set of 2 or more classes.
+        max_set: Largest set drawn in training.
+        blend: Share of images blended with another one of the batch, which takes at most half. The
+            base model's answer then chooses the row, or, of a multi-label sample, one of its labels
+            as ever. Images the base model is sure of, as of those it was trained on, say little
+            about its other classes.
+        lambda_deep: Weight of a term on the features that the head sees: how well a ridge
+            regression on the images of a step tells the forgotten class from its look-alikes
+            (``pairs="row"``). Steps need more images than there are features, four times as many in
+            `benchmarks/deep.py`; a last, smaller batch goes without the term. For one label per
+            image, and one process.
+
+    Example:
+        >>> Distill("mine", blend=0.5).make_pairs(torch.tensor([0, 1]), 3, torch.Generator()).sample
+        tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    """
+
+    objective: ClassVar[str] = "distill"
+    needs_base: ClassVar[bool] = True
+
+    optimiser: str = "adam"
+    learning_rate: float = 0.2
+    schedule: str = "cosine"
+    expansion: int = 4
+    lambda_alpha: float = 0.0
+    margin: float = 5.0
+    pairs: str = "mixed"
+    forget_share: float = 0.3
+    set_share: float = 0.0
+    max_set: int = 5
+    blend: float = 0.0
+    lambda_deep: float = 0.0
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of(self, "pairs", "mixed", "row")
         for name in ("blend", "forget_share", "set_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} is a share: it must be in 0..1.")
-        if self.blend and self.objective == "paper":
+        if self.pairs == "row" and self.set_share:
             raise ValueError(
-                f"blend={self.blend} has no meaning for the paper's objective: a blended image has "
-                "no label. Use objective='distill', or blend=0."
-            )
-        if self.pairs == "row" and (self.objective == "paper" or self.set_share):
-            raise ValueError(
-                f"pairs='row' has one class for all images of a step, but objective="
-                f"{self.objective!r} and set_share={self.set_share}. Use objective='distill' and "
-                "set_share=0, or pairs='mixed'."
+                f"pairs='row' has one class for all images of a step, but set_share="
+                f"{self.set_share}. Use set_share=0, or pairs='mixed'."
             )
         if self.lambda_deep and (self.pairs != "row" or self.patience or self.lambda_deep < 0):
             raise ValueError(
@@ -118,51 +228,70 @@ class Recipe:
                 f"has no place in a validation; pairs={self.pairs!r}, patience={self.patience}. "
                 "Use lambda_deep > 0 with pairs='row' and patience=0, or lambda_deep=0."
             )
-        if bool(self.lambda_fisher) != self.is_solved or self.lambda_fisher < 0:
-            raise ValueError(
-                f"lambda_fisher={self.lambda_fisher} does not go with objective="
-                f"{self.objective!r}: the linear objective needs a positive one, others have no "
-                "use for it."
-            )
-        for name, idle in (
-            ("blend", 0.0),
-            ("gates", "soft"),
-            ("lambda_deep", 0.0),
-            ("patience", 0),
-        ):
-            if self.is_solved and getattr(self, name) != idle:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no meaning for the linear objective, "
-                    f"which takes no steps. Use {name}={idle!r}."
-                )
-        if self.is_solved and not (
-            self.lambda_alpha > 0 and self.fisher_images > 0 and self.alike >= 0
-        ):
-            raise ValueError(
-                f"lambda_alpha={self.lambda_alpha} and fisher_images={self.fisher_images} must be "
-                f"positive for the linear objective, and alike={self.alike} not negative."
-            )
-        if (
-            self.expansion < 1
-            or not 0 < self.depth <= 1
-            or not (self.learning_rate > 0 or self.is_solved)
-        ):
-            raise ValueError(
-                f"expansion={self.expansion} must be at least 1, depth={self.depth} in (0, 1] and "
-                f"learning_rate={self.learning_rate} positive."
-            )
 
-    @property
-    def is_solved(self) -> bool:
-        """Whether there are no steps: the linear objective is solved."""
-        return self.objective == "linear"
+    def make_pairs(self, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
+        """Each image with several classes or sets, or all of them under one row."""
+        if self.pairs == "row":
+            return row_pairs(rows, generator)
+        return distill_pairs(
+            rows,
+            num_classes,
+            generator,
+            expansion=self.expansion,
+            forget_share=self.forget_share,
+            set_share=self.set_share,
+            max_set=self.max_set,
+        )
 
-    def __str__(self) -> str:
-        return "\n".join(f"{f.name} = {getattr(self, f.name)!r}" for f in fields(self))
+    def loss(self, seen: Seen) -> Tensor:
+        """How far the answers are from the base model's without what is forgotten."""
+        device = seen.logits.device
+        forget = seen.pairs.forget.to(device)
+        base = seen.base[seen.pairs.sample.to(device)]
+        match = losses.binary_distillation if seen.multi_label else losses.distillation
+        loss = self.lambda_retain * match(seen.logits, base, forget)
+        if self.lambda_forget and not seen.multi_label:
+            loss = loss + self.lambda_forget * losses.margin(seen.logits, forget, self.margin)
+        if seen.features is not None:
+            own = seen.pairs.own.to(device)
+            others = losses.look_alikes(base, forget, own)
+            loss = loss + self.lambda_deep * losses.ridge_probe(seen.features.float(), own, others)
+        return loss
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON and TOML."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class Linear(Recipe):
+    """No steps: which gates to close is solved to first order, see ``wfilter.untraining.solve``.
+
+    Attributes:
+        margin: How far below all remaining logits together a forgotten one is pushed.
+        alike: Images of other classes from which a row learns, too: those that the base model gives
+            the highest chance of its class.
+        lambda_fisher: Weight of what closed gates cost other images, to second order, estimated
+            once for all rows (see ``wfilter.untraining.fisher``).
+        fisher_images: Images of that estimate.
+
+    Example:
+        >>> Linear("mine", alike=0).margin
+        9.0
+    """
+
+    objective: ClassVar[str] = "linear"
+
+    lambda_alpha: float = 0.0003
+    margin: float = 9.0
+    alike: int = 16
+    lambda_fisher: float = 3.0
+    fisher_images: int = 4000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.lambda_alpha, self.lambda_fisher, self.fisher_images) <= 0 or self.alike < 0:
+            raise ValueError(
+                f"lambda_alpha={self.lambda_alpha}, lambda_fisher={self.lambda_fisher} and "
+                f"fisher_images={self.fisher_images} must be positive for the linear objective, "
+                f"and alike={self.alike} not negative."
+            )
 
 
 def _one_of(recipe: Recipe, name: str, *allowed: str) -> None:
@@ -175,69 +304,38 @@ def _one_of(recipe: Recipe, name: str, *allowed: str) -> None:
 # lambda 1 / 10 / 1 (100 for ViT), validation five times an epoch, patience 10. The paper tells no
 # epsilon. At 1e-6 the first step on digits sends alphas to -40,000 and nothing is kept (Acc_r 11);
 # at 0.1 Acc_r is 75 after 200 steps and at 1 it is 91, each with Acc_f 0.
-PAPER = Recipe("paper", "paper", "sgd", 100.0, lambda_forget=10.0, expansion=3, epsilon=1.0)
-PAPER_VIT = Recipe(
-    "paper-vit", "paper", "sgd", 100.0, lambda_forget=100.0, expansion=3, epsilon=1.0
-)
+PAPER = Paper("paper", lambda_forget=10.0, epsilon=1.0)
+PAPER_VIT = Paper("paper-vit", lambda_forget=100.0, epsilon=1.0)
 # Ours; `benchmarks/untraining.py --ablations` shows what each choice is worth.
-DISTILL = Recipe(
+DISTILL = Distill(
     "distill",
-    "distill",
-    "row_adam",
-    0.1,
-    schedule="cosine",
-    expansion=4,
-    lambda_alpha=0.0,
-    forget_share=0.3,
+    optimiser="row_adam",
+    learning_rate=0.1,
     set_share=0.75,
     blend=0.6,
     gates="hard",
     start=1.0,
     depth=0.25,
-    patience=0,
 )
-
 # For small or narrow models, where exact gates on the deepest quarter leave too few units to choose
 # from: soft gates on every target, one class at a time.
-DISTILL_SOFT = Recipe(
-    "distill-soft",
-    "distill",
-    "adam",
-    0.2,
-    schedule="cosine",
-    expansion=4,
-    lambda_alpha=0.0,
-    margin=4.0,
-    forget_share=0.3,
-    blend=0.5,
-    patience=0,
-)
-
+DISTILL_SOFT = Distill("distill-soft", margin=4.0, blend=0.5)
 # For very many classes with a few images of each: what a row's images and those most like them ask
 # for, at the least cost to all others, solved instead of learned. Measured by
 # `benchmarks/imagenet.py` on 10,368 units.
-LINEAR = Recipe(
-    "linear",
-    "linear",
-    "solver",
-    0.0,
-    lambda_alpha=0.0003,
-    lambda_fisher=3.0,
-    fisher_images=4000,
-    margin=9.0,
-    alike=16,
-    patience=0,
-)
+LINEAR = Linear("linear")
 
-RECIPES = {recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL, DISTILL_SOFT, LINEAR)}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL, DISTILL_SOFT, LINEAR)
+}
 
 
 def get_recipe(recipe: str | Recipe) -> Recipe:
     """A recipe by name, or the recipe itself.
 
     Example:
-        >>> get_recipe("paper").learning_rate
-        100.0
+        >>> get_recipe("paper").lambda_alpha
+        1.0
     """
     if isinstance(recipe, Recipe):
         return recipe

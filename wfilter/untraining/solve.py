@@ -11,7 +11,8 @@ example of a row, and several for each image of the Fisher information.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +20,15 @@ from torch import Tensor
 
 from wfilter.core.gates import HARD, ByTarget
 from wfilter.core.model import FilteredModel
+from wfilter.data.batches import Batches, InMemory
 from wfilter.untraining import fisher
-from wfilter.untraining.history import Record
+from wfilter.untraining.history import Ended, History, ProgressBar, Record
 from wfilter.untraining.losses import forgotten
-from wfilter.untraining.recipes import Recipe
+from wfilter.untraining.pairs import refuse_one_class
+from wfilter.untraining.reading import Read, all_images, refuse_several_labels, rows_of
+from wfilter.untraining.recipes import Linear
+from wfilter.untraining.start import prepare_alphas
 
-Read = Callable[[Tensor], Tensor]  # from indices of images to the images
 BATCH = 50
 ITERATIONS = 120
 ENTRIES = 2**25  # about as many numbers in the gradients of one part: 128 MiB in float32
@@ -52,6 +56,48 @@ class Examples:
     def first(self, count: int) -> Examples:
         """So many of them; images of their own class come first."""
         return Examples(self.image[:count], self.row[:count], self.own[:count])
+
+
+def untrain_linear(
+    wf: FilteredModel,
+    train: Batches | InMemory,
+    recipe: Linear,
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+) -> History:
+    """In place: every row from one look at the images; what `untrain` does for this recipe."""
+    if wf.granularity == "element":
+        raise ValueError(
+            f"recipe {recipe.name!r} keeps a number for each image and gate, too many with "
+            "granularity='element'. Use 'out', or another recipe."
+        )
+    refuse_one_class(wf.num_classes)
+    began, history = time.perf_counter(), History(recipe.to_dict(), seed)
+    if device is not None:
+        wf.to(device)
+    prepare_alphas(wf, recipe)
+    wf._refuse_recomputation()
+    generator = torch.Generator().manual_seed(seed)
+    pick, count, labels, augment = all_images(train, seed)
+
+    def read(index: Tensor) -> Tensor:
+        images = pick(index)
+        return (images if augment is None else augment(images, generator)).to(wf.alphas.device)
+
+    with torch.no_grad():
+        parts = torch.split(torch.arange(count), BATCH)
+        base = torch.cat([wf(read(part)).float().cpu() for part in parts])
+    refuse_several_labels(labels, f"recipe {recipe.name!r}")
+    rows = rows_of(labels, base, wf.num_classes, generator)
+    with ProgressBar(parts_of(wf, count, recipe), progress) as bar:
+        for record in solve(wf, read, base, rows, recipe, seed):
+            history.seconds = record.seconds = time.perf_counter() - began
+            history.records.append(record)
+            bar.show(record)
+    history.end(Ended.SOLVED, "solved")
+    return history
 
 
 def leads(logits: Tensor, rows: Tensor) -> Tensor:
@@ -180,7 +226,7 @@ def _curvature(
 
 
 def solve(
-    wf: FilteredModel, read: Read, base: Tensor, labels: Tensor, recipe: Recipe, seed: int
+    wf: FilteredModel, read: Read, base: Tensor, labels: Tensor, recipe: Linear, seed: int
 ) -> Iterator[Record]:
     """In place: set the alphas, some rows at a time; a record for each such step.
 
@@ -219,7 +265,7 @@ def solve(
         yield _record(wf, read, shown, labels, number + 1, closed, float(cost.mean()))
 
 
-def parts_of(wf: FilteredModel, images: int, recipe: Recipe) -> int:
+def parts_of(wf: FilteredModel, images: int, recipe: Linear) -> int:
     """In how many parts `solve` takes the rows of so many images."""
     return len(_parts(images + recipe.alike * wf.num_classes, *wf.alphas.shape))
 

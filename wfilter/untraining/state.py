@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wfilter.files.checkpoint import digest_of, fingerprint, write_atomically
-from wfilter.untraining.history import History, Record
+from wfilter.untraining.history import Ended, History
+from wfilter.untraining.recipes import Recipe
+from wfilter.untraining.stored import recipe_from
 
 if TYPE_CHECKING:
-    from wfilter.untraining.loop import Run
+    from wfilter.untraining.run import Run
 
 
 @dataclass
@@ -76,7 +78,7 @@ class Keeper:
                 f"{self.path} is not a checkpoint of untrain ({error}). Delete it to start over."
             ) from None
         history = facts["history"]
-        if history["recipe"] != run.recipe.to_dict() or history["seed"] != run.seed:
+        if not _is_of(history["recipe"], run.recipe) or history["seed"] != run.seed:
             raise ValueError(
                 f"{self.path} belongs to another run: recipe or seed differ. Use the same "
                 "settings, or another checkpoint file."
@@ -103,5 +105,13 @@ class Keeper:
             run.optimiser.state[run.wf.alphas] = on_device
         run.step, run.epoch, run.position = facts["step"], facts["epoch"], facts["position"]
         run.best_loss, run.bad = facts["best_loss"], facts["bad"]
-        records = [Record(**record) for record in history["records"]]
-        run.history = History(history["recipe"], history["seed"], records, "", history["seconds"])
+        run.history = History.from_dict(history)
+        run.history.end(Ended.RUNNING, "")
+
+
+def _is_of(stored: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether stored settings are those of a recipe, also as an earlier version wrote them."""
+    try:
+        return recipe_from(stored) == recipe
+    except (TypeError, ValueError):
+        return False
