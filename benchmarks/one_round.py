@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import wfilter
 from common import RESULTS, add_set, append_line, changed, commit, read_lines
-from originals import stem_name
+from references import stem_name
 from wfilter import data, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.untraining.pairs import Pairs

@@ -5,7 +5,7 @@
     python benchmarks/untraining.py --ablations --model resnet18-mnist --weights FILE --steps 200
 
 Data come from WFILTER_DATA, and so do weights unless ``--weights`` names a file (one written by
-``benchmarks/originals.py``). ``--ablations`` runs the recipe with one choice changed at a time
+``benchmarks/references.py``). ``--ablations`` runs the recipe with one choice changed at a time
 (``ABLATIONS``) and writes ``ablations.jsonl`` and ``ablations.md`` instead.
 
 Every image is shown under its own row (Acc_f), under one random other row (Acc_r), and under one

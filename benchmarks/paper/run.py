@@ -12,8 +12,8 @@ does, and of two lines the later counts), and an interrupted untraining goes on 
 half precision, and measures in float32.
 
 CIFAR-10 and ImageNet originals come with the data (WFILTER_DATA); others are trained first by
-``benchmarks/originals.py`` and found through ``--originals``, and so are the retrained models: one
-for each class, by ``originals.py --without CLASS``. Rivals forget
+``benchmarks/references.py`` and found through ``--originals``, and so are the retrained models: one
+for each class, by ``references.py --without CLASS``. Rivals forget
 the classes in ``--rows`` one at a time. Relearning is what costs most: ``--relearn-rows 0 3 8``
 measures it on some of the rows, ``--relearn-epochs`` is the cap.
 
@@ -45,10 +45,10 @@ from torch import nn
 
 import wfilter
 from common import RESULTS, add_set, append_line, changed, commit, read_lines
-from originals import stem_name
 from paper.numbers import BACKBONES, DATASETS, FILTERED, METHODS
 from paper.runs import key_of, read_latest, read_runs
 from paper.tables import table1, table2, with_tables
+from references import stem_name
 from wfilter import baselines, data, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.evaluation.run import make_problem, report_on
@@ -288,15 +288,16 @@ def retrained(
 def training_command(args: argparse.Namespace, name: str, row: int) -> str:
     """What trained the original from the beginning, without the class; else the defaults."""
     seen = name.split("-")[1]  # a start of that name has seen the class
-    for line in reversed(read_lines(args.originals / "originals.jsonl")):
+    for line in reversed(read_lines(args.originals / "references.jsonl")):
         told = line["settings"]
         whole = told.get("without") in (None, []) and told.get("limit") is None
         begins = seen not in (told.get("start") or "")
         if whole and begins and (told["model"], told["seed"]) == (name, args.seed):
-            return f"{line['command']} --out {args.originals} --without {row}"
+            command = line["command"].partition(" --each")[0]
+            return f"{command} --out {args.originals} --without {row}"
     augment = " --pad 4 --flip" if args.dataset == "cifar10" else ""
     return (
-        f"python benchmarks/originals.py --model {name} --data {args.dataset}{augment} "
+        f"python benchmarks/references.py --model {name} --data {args.dataset}{augment} "
         f"--seed {args.seed} --out {args.originals} --without {row}"
     )
 

@@ -277,11 +277,11 @@ def arguments(folder, **changes):
 
 
 def test_lacking_retrained_models_are_asked_for_with_the_originals_own_command(tmp_path):
-    command = "python benchmarks/originals.py --model resnet18-mnist --lr 0.05 --out first"
+    command = "python benchmarks/references.py --model resnet18-mnist --lr 0.05 --out first"
     log = [
         {"command": "another seed", "settings": {"model": "resnet18-mnist", "seed": 1}},
         {"command": "an older one", "settings": {"model": "resnet18-mnist", "seed": 0}},
-        {"command": command, "settings": {"model": "resnet18-mnist", "seed": 0}},
+        {"command": f"{command} --each 1", "settings": {"model": "resnet18-mnist", "seed": 0}},
         {
             "command": "goes on",
             "settings": {
@@ -292,7 +292,7 @@ def test_lacking_retrained_models_are_asked_for_with_the_originals_own_command(t
         },
         {"command": "lacks 0", "settings": {"model": "resnet18-mnist", "seed": 0, "without": 0}},
     ]
-    (tmp_path / "originals.jsonl").write_text("\n".join(map(json.dumps, log)))
+    (tmp_path / "references.jsonl").write_text("\n".join(map(json.dumps, log)))
     with pytest.raises(SystemExit) as stopped:
         paper.retrained(arguments(tmp_path), (3, 8))
     wanted = [f"{command} --out {tmp_path} --without {row}" for row in (3, 8)]

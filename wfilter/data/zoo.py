@@ -58,8 +58,9 @@ def create(name: str, num_classes: int = 10) -> nn.Module:
 
     Args:
         name: One of `names`: ``cnn-digits`` and ``vit-digits`` (8 x 8, for demonstrations), or
-            ``vgg16``, ``resnet18``, ``vit_tiny``, ``vit_small`` with ``-mnist`` (28 x 28, grey) or
-            ``-cifar`` (32 x 32, colour).
+            ``vgg16``, ``resnet18``, ``vit_tiny``, ``vit_small``, ``cnn`` (which trains within
+            minutes on a CPU) with ``-mnist`` (28 x 28, grey) or ``-cifar`` (32 x 32, colour), or
+            the narrower ``cnn_small-cifar``.
         num_classes: Outputs of its head.
 
     Example:
@@ -191,6 +192,28 @@ def weights_path(spec: str, root: str | Path | None = None) -> Path:
     )
 
 
+def _cnn(facts: InputFacts, num_classes: int, widths: tuple[int, ...], depth: int) -> nn.Module:
+    """Blocks of ``depth`` convolutions with BatchNorm; each block halves the image.
+
+    For colour images a 2 x 2 convolution stands in front, with room for the 12 patch directions of
+    both signs that `benchmarks/references.py` gives it. The largest answer anywhere in the image is
+    what the head sees, so images of half the size fit as well.
+    """
+    layers: list[nn.Module] = []
+    width = facts.channels
+    if facts.channels == 3:
+        layers += [nn.Conv2d(3, 24, 2), nn.GELU()]
+        width = 24
+    for out in widths:
+        for position in range(depth):
+            layers.append(nn.Conv2d(width, out, 3, padding=1, bias=False))
+            layers += [nn.MaxPool2d(2)] if position == 0 else []
+            layers += [nn.BatchNorm2d(out), nn.GELU()]
+            width = out
+    head = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
+    return nn.Sequential(*layers, *head)
+
+
 def _vgg16(facts: InputFacts, num_classes: int) -> nn.Module:
     """VGG-16-BN with a head of width 512; at 28 pixels its pools round up, 14, 7, 4, 2, 1."""
     from torchvision.models import vgg
@@ -258,10 +281,13 @@ _BACKBONES: dict[str, tuple[Callable[[InputFacts, int], nn.Module], InputFacts]]
         partial(_vit, patch_size=2, embed_dim=64, depth=4, num_heads=4, mlp_ratio=2.0),
         DIGITS,
     ),
+    "cnn-mnist": (partial(_cnn, widths=(32, 64, 128), depth=1), MNIST),
     "vgg16-mnist": (_vgg16, MNIST),
     "resnet18-mnist": (_resnet18, MNIST),
     "vit_tiny-mnist": (partial(_VIT_TINY, patch_size=7), MNIST),
     "vit_small-mnist": (partial(_VIT_SMALL, patch_size=7), MNIST),
+    "cnn_small-cifar": (partial(_cnn, widths=(32, 128, 128), depth=2), CIFAR),
+    "cnn-cifar": (partial(_cnn, widths=(48, 160, 192), depth=2), CIFAR),
     "vgg16-cifar": (_vgg16, CIFAR),
     "resnet18-cifar": (_resnet18, CIFAR),
     "vit_tiny-cifar": (partial(_VIT_TINY, patch_size=4), CIFAR),
