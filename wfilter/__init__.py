@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         remove_weight_filtering,
     )
     from wfilter.core.model import FilteredModel
+    from wfilter.core.prune import Pruned, prune
     from wfilter.core.rules import register
     from wfilter.data import zoo
     from wfilter.data.batches import InMemory
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from wfilter.evaluation.run import compare, evaluate
     from wfilter.files.checkpoint import load
     from wfilter.files.export import export
+    from wfilter.files.pruned import load_pruned, save_pruned
     from wfilter.metrics.problem import Budget
     from wfilter.untraining.loop import untrain
     from wfilter.untraining.recipes import RECIPES, Recipe
@@ -35,6 +37,7 @@ __all__ = [
     "Budget",
     "FilteredModel",
     "InMemory",
+    "Pruned",
     "Recipe",
     "Report",
     "apply_weight_filtering",
@@ -47,11 +50,14 @@ __all__ = [
     "export",
     "find_targets",
     "load",
+    "load_pruned",
     "metrics",
     "page",
     "plots",
+    "prune",
     "register",
     "remove_weight_filtering",
+    "save_pruned",
     "untrain",
     "zoo",
 ]
@@ -62,6 +68,7 @@ _HOMES = {
     "Budget": "metrics.problem",
     "FilteredModel": "core.model",
     "InMemory": "data.batches",
+    "Pruned": "core.prune",
     "Recipe": "untraining.recipes",
     "Report": "evaluation.report",
     "apply_weight_filtering": "core.attach",
@@ -70,8 +77,11 @@ _HOMES = {
     "export": "files.export",
     "find_targets": "core.attach",
     "load": "files.checkpoint",
+    "load_pruned": "files.pruned",
+    "prune": "core.prune",
     "register": "core.rules",
     "remove_weight_filtering": "core.attach",
+    "save_pruned": "files.pruned",
     "untrain": "untraining.loop",
 }
 _MODULES = {

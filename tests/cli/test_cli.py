@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from wfilter import zoo
+from wfilter import load_pruned, zoo
 from wfilter.cli import commands as cli
 from wfilter.cli import settings
 
@@ -132,6 +132,18 @@ def test_evaluate_compares_with_an_earlier_report(run, tmp_path, capsys):
     lines = json.loads(capsys.readouterr().out)["against"]
     assert lines
     assert all(line["here"] == line["there"] for line in lines)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt2", ".onnx"])
+def test_bake_prunes_into_every_format(run, tmp_path, capsys, suffix):
+    out = tmp_path / f"small{suffix}"
+    words = ["bake", str(run), "--forget", "3,5", "--snap", "0.5", "--prune", "--out", str(out)]
+    assert cli.run(words) == 0
+    assert "parameters became" in capsys.readouterr().out
+    assert out.is_file()
+    if suffix == ".safetensors":
+        x = torch.rand(2, 1, 8, 8)
+        assert load_pruned(out)(x).shape == (2, 10)
 
 
 def test_bake_writes_a_plain_state_dict(run, weights, tmp_path, capsys):

@@ -404,41 +404,6 @@ class Untraining:
         )
 
 
-@dataclass(frozen=True)
-class Baked:
-    """A baked model's file, and how many of its gates are exactly closed, open, or between."""
-
-    path: str
-    forget: tuple[str, ...]
-    closed: int
-    opened: int
-    between: int
-
-    def __str__(self) -> str:
-        total = self.closed + self.opened + self.between
-        return (
-            f"{self.path}: a plain model without {', '.join(self.forget)}. Of {total} gates "
-            f"{self.closed} are exactly 0 (those weights are gone), {self.opened} exactly 1, and "
-            f"{self.between} between (who has the base model can divide them back)."
-        )
-
-
-def bake(wf: FilteredModel, forget: set[int], out: Path, snap: float = 0.0) -> Baked:
-    """Write the weights of ``wf.bake`` and count what became of the gates."""
-    from safetensors.torch import save
-
-    if out.suffix != ".safetensors":
-        raise ValueError(f"--out {out} must end in .safetensors.")
-    model = wf.bake(forget, snap=snap)
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
-    checkpoint.write_atomically(out.absolute(), save(tensors))
-    gates = torch.cat([gate.detach().flatten() for gate in wf.gates(forget).values()])
-    closed, opened = int((gates <= snap).sum()), int((gates >= 1 - snap).sum())
-    names = wf.class_names or tuple(map(str, range(wf.num_classes)))
-    chosen = tuple(names[row] for row in sorted(forget))
-    return Baked(str(out), chosen, closed, opened, gates.numel() - closed - opened)
-
-
 def random_filters(job: Job, batch_size: int, device: str | None) -> tuple[FilteredModel, Tensor]:
     """The job's model with random filters, and a batch of noise it takes: for timing."""
     from wfilter.evaluation.bench import randomise

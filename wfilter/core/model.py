@@ -24,6 +24,7 @@ from wfilter.core.forgetting import Blocks, Scope, refuse_mixed_threads
 from wfilter.core.gates import ByTarget
 from wfilter.core.inspection import Finding, Plan, make_plan, make_sites, parameter_of, probe
 from wfilter.core.modes import GateMode
+from wfilter.core.prune import prune as prune_model
 from wfilter.core.targets import Target
 
 if TYPE_CHECKING:
@@ -471,7 +472,14 @@ class FilteredModel(nn.Module):
 
     # ---- results ------------------------------------------------------------------------------
 
-    def bake(self, forget: Forget, *, snap: float = 0.0) -> nn.Module:
+    def bake(
+        self,
+        forget: Forget,
+        *,
+        snap: float = 0.0,
+        prune: bool = False,
+        example_input: Tensor | None = None,
+    ) -> nn.Module:
         """A plain copy of the base model with the gates of one class or set folded in.
 
         Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed.
@@ -480,6 +488,8 @@ class FilteredModel(nn.Module):
             forget: One class or set.
             snap: Gates below ``snap`` become exactly 0, those above ``1 - snap`` exactly 1; see
                 ``snap_effect`` for what that changes.
+            prune: Also take out what closed gates silenced; ``wfilter.prune`` tells what that was.
+            example_input: Images the model takes, for pruning, where their size is not guessed.
 
         Example:
             >>> import wfilter
@@ -492,7 +502,8 @@ class FilteredModel(nn.Module):
         row = self._whole_row(forget, "bake")
         with torch.no_grad():
             gates = _snapped(_gates.set_gates(self.alphas, row, hard=self.hard), snap)
-        return bake(self.base, self.targets, ByTarget(self.targets, gates))
+        baked = bake(self.base, self.targets, ByTarget(self.targets, gates))
+        return prune_model(baked, example_input).model if prune else baked
 
     @torch.no_grad()
     def snap_effect(self, x: Tensor, forget: Forget, snap: float) -> SnapEffect:

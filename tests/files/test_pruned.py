@@ -1,0 +1,78 @@
+"""Pruned models in files: rebuilt by name, or into a model that is given."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import wfilter
+from helpers import close, images
+
+
+def close_rows(model):
+    with torch.no_grad():
+        for layer in list(model.modules()):
+            if isinstance(layer, nn.Conv2d):
+                layer.weight[::3] = 0
+    return model
+
+
+@pytest.fixture
+def pruned():
+    torch.manual_seed(0)
+    model = close_rows(wfilter.zoo.create("cnn-digits"))
+    return wfilter.prune(model, torch.zeros(1, 1, 8, 8))
+
+
+def test_a_pruned_model_is_rebuilt_by_name_from_its_file(pruned, tmp_path):
+    x = images(5, 1, 8, 8, dtype=torch.float32)
+    path = wfilter.save_pruned(pruned, tmp_path / "a.safetensors", "wfilter:cnn-digits")
+    again = wfilter.load_pruned(path)
+    assert torch.equal(again(x), pruned.model(x))
+    assert str(again) == str(pruned.model)
+
+
+def test_a_file_without_a_name_is_loaded_into_the_architecture_given(pruned, tmp_path):
+    x = images(5, 1, 8, 8, dtype=torch.float32)
+    path = wfilter.save_pruned(pruned, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="names no architecture"):
+        wfilter.load_pruned(path)
+    again = wfilter.load_pruned(path, wfilter.zoo.create("cnn-digits"))
+    assert torch.equal(again(x), pruned.model(x))
+
+
+def test_a_bias_that_took_up_constants_is_rebuilt_too(tmp_path):
+    def make():
+        layers = [nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 1, bias=False)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 3)).eval()
+
+    model = make()
+    with torch.no_grad():
+        model[0].weight[:2] = 0
+        model[1].bias += 1
+    pruned = wfilter.prune(model, torch.zeros(1, 1, 8, 8))
+    path = wfilter.save_pruned(pruned, tmp_path / "a.safetensors")
+    x = images(5, 1, 8, 8, dtype=torch.float32)
+    close(wfilter.load_pruned(path, make())(x), model(x), 1e-5)
+
+
+def test_another_architecture_is_refused(pruned, tmp_path):
+    path = wfilter.save_pruned(pruned, tmp_path / "a.safetensors", "wfilter:cnn-digits")
+    with pytest.raises(ValueError, match="does not fit Sequential"):
+        wfilter.load_pruned(path, nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="holds no pruned model"):
+        wfilter.load_pruned(tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="cannot be read"):
+        wfilter.load_pruned(tmp_path / "b.safetensors")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        wfilter.load_pruned(tmp_path / "c.safetensors")
+
+
+def test_the_suffix_must_fit(pruned, tmp_path):
+    with pytest.raises(ValueError, match="must end in"):
+        wfilter.save_pruned(pruned, tmp_path / "a.pt")

@@ -1,0 +1,272 @@
+"""Remove channels that closed gates have silenced: smaller layers, the same logits.
+
+Three steps: find which channels are constants (`wfilter.core.constants`), find which belong
+together (`wfilter.core.coupling`), cut. What a removed constant gave to the next layer goes into
+that layer's bias; where zero padding makes it smaller at the borders, one constant channel stays
+and carries the others. Then the smaller model is compared with the whole one, and a part whose
+removal changes anything stays.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from wfilter.core.cutting import Cutting, Refused, State, find_cuts, layer_numbers, layer_weights
+from wfilter.core.inspection import example_inputs
+
+# Largest difference of the logits allowed, of their own size, in float64.
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One tensor that became smaller; an empty ``before`` is a bias that was added."""
+
+    name: str
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Closed units of a weight that stayed, and why."""
+
+    name: str
+    units: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A smaller model and what was done to make it.
+
+    Attributes:
+        model: The plain, smaller model.
+        cuts: The tensors that became smaller.
+        left: Closed units that stayed.
+        parameters: Their number before and after.
+        largest_difference: Of the logits from the whole model's, in float64, of their own size.
+        sizes: The image shapes that was measured on.
+        attributes: Module path -> the attributes that changed, to rebuild the model.
+    """
+
+    model: nn.Module
+    cuts: tuple[Cut, ...]
+    left: tuple[Left, ...]
+    parameters: tuple[int, int]
+    largest_difference: float
+    sizes: tuple[tuple[int, ...], ...]
+    attributes: dict[str, dict[str, int]]
+
+    def __str__(self) -> str:
+        before, after = self.parameters
+        lines = [
+            f"{before:,} parameters became {after:,} ({after / before - 1:+.1%}); "
+            f"largest difference of the logits {self.largest_difference:.1e} in float64"
+        ]
+        for cut in self.cuts:
+            shapes = [" x ".join(map(str, shape)) or "none" for shape in (cut.before, cut.after)]
+            lines.append(f"  {cut.name}: {shapes[0]} -> {shapes[1]}")
+        lines += [f"  left: {left.units} units of {left.name}: {left.why}" for left in self.left]
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
+    """A smaller copy of ``model`` without the channels whose weights are exactly zero.
+
+    Made for baked models with exact gates, of use for any model with zeros in it.
+
+    Args:
+        model: A plain model, in eval mode; it is not changed.
+        example_input: Images it takes, where their size cannot be guessed.
+
+    Returns:
+        The model and what was cut, see `Pruned`. Its logits equal those of ``model``; a part for
+        which that does not hold, or whose code does not allow it, stays and is listed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> with torch.no_grad():
+        ...     model[0].weight[:5] = 0
+        >>> print(prune(model).model[0])
+        Linear(in_features=4, out_features=3, bias=True)
+    """
+    whole = copy.deepcopy(model).double().eval()
+    images = _images(whole, example_input)
+    try:
+        found = find_cuts(whole, images[0])
+    except Exception as error:
+        return _unchanged(model, images, f"the model could not be followed: {_line(error)}")
+    work = copy.deepcopy(whole)
+    expected = [_logits(whole, x) for x in images]
+    refused: dict[int, str] = {}
+    blocks = list(found.blocks())
+    if _cannot_cut(work, found, blocks, images, expected):
+        for block in blocks:
+            why = _cannot_cut(work, found, [block], images, expected)
+            refused |= dict.fromkeys(block, why) if why else {}
+    return _finish(model, whole, work, found, refused, images)
+
+
+def _cannot_cut(
+    work: nn.Module,
+    found: Cutting,
+    blocks: list[set[int]],
+    images: list[Tensor],
+    expected: list[list[Tensor]],
+) -> str:
+    """In place: cut blocks and compare; where that fails, undo it and say why."""
+    undo = State(work)
+    try:
+        for block in blocks:
+            found.cut(work, block)
+        _difference(work, images, expected)
+    except Exception as error:
+        undo.restore()
+        return _line(error)
+    return ""
+
+
+# ---- proving and reporting ----------------------------------------------------------------------
+
+
+def _images(model: nn.Module, example: Tensor | None) -> list[Tensor]:
+    """Random images of several magnitudes, of the model's size and, if it can, a larger one."""
+    first = next(model.parameters())
+    if example is None:
+        example = _guess(model)
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
+
+    def draw(shape: Sequence[int]) -> Tensor:
+        drawn = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+        return (drawn * scale.view(-1, *[1] * len(shape))).to(first.device)
+
+    shape = tuple(example.shape[1:])
+    drawn = [draw(shape)]
+    if len(shape) == 3:
+        larger = draw((shape[0], shape[1] + 32, shape[2] + 32))
+        with suppress(Exception):
+            _logits(model, larger)
+            drawn.append(larger)
+    return drawn
+
+
+def _guess(model: nn.Module) -> Tensor:
+    for guess in example_inputs(model):
+        with suppress(Exception):
+            model(guess)
+            return guess
+    raise ValueError(
+        f"could not guess an input that {type(model).__name__} takes. Pass example_input=images."
+    )
+
+
+def _logits(model: nn.Module, images: Tensor) -> list[Tensor]:
+    leaves = tree_leaves(model(images))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _difference(model: nn.Module, images: list[Tensor], expected: list[list[Tensor]]) -> float:
+    """Largest difference, of the logits' own size; too large a one is an error."""
+    worst = 0.0
+    for x, outputs in zip(images, expected):
+        for now, before in zip(_logits(model, x), outputs, strict=True):
+            if now.shape != before.shape:
+                raise Refused(f"the output's shape becomes {tuple(now.shape)}")
+            scale = max(float(before.abs().max()), 1e-30)
+            worst = max(worst, float((now - before).abs().max()) / scale)
+            if not worst <= TOLERANCE:
+                raise Refused(f"without it the logits move by {worst:.1e} of their size")
+    return worst
+
+
+def _finish(
+    model: nn.Module,
+    whole: nn.Module,
+    work: nn.Module,
+    found: Cutting,
+    refused: dict[int, str],
+    images: list[Tensor],
+) -> Pruned:
+    worst = _difference(work, images, [_logits(whole, x) for x in images])
+    made, attributes = copy.deepcopy(model), {}
+    pairs = zip(made.named_modules(), whole.modules(), work.modules())
+    for (path, module), before, after in pairs:
+        _take(module, after)
+        changed = {k: v for k, v in layer_numbers(after).items() if getattr(before, k) != v}
+        vars(module).update(changed)
+        if changed:
+            attributes[path] = changed
+    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    cuts = tuple(
+        Cut(name, shapes.get(name, ()), tuple(tensor.shape))
+        for name, tensor in made.state_dict().items()
+        if shapes.get(name) != tuple(tensor.shape)
+    )
+    return Pruned(
+        made,
+        cuts,
+        tuple(_left(found, refused)),
+        (_count(model), _count(made)),
+        worst,
+        tuple(tuple(x.shape[1:]) for x in images),
+        attributes,
+    )
+
+
+def _take(module: nn.Module, source: nn.Module) -> None:
+    """In place: the tensors of another module that differ in value, in this module's dtypes."""
+    for kind in ("_parameters", "_buffers"):
+        mine, theirs = vars(module)[kind], vars(source)[kind]
+        for key, tensor in theirs.items():
+            old = mine.get(key)
+            if tensor is None or (old is not None and torch.equal(old.to(tensor), tensor)):
+                continue
+            like = old if old is not None else module._parameters["weight"]
+            assert like is not None
+            value = tensor.detach().to(like)
+            if isinstance(tensor, nn.Parameter):
+                value = nn.Parameter(value, like.requires_grad)
+            mine[key] = value
+
+
+def _left(found: Cutting, refused: dict[int, str]) -> Iterator[Left]:
+    """Closed units that stayed, counted by weight and reason."""
+    reasons = {**found.kept, **refused}
+    for name, weight in found.weights.items():
+        closed = (weight == 0).flatten(1).all(1)
+        labels = found.coupling.label[found.coupling.outputs[name]][closed].tolist()
+        counts: dict[str, int] = {}
+        for label in labels:
+            if label in refused or label not in found.gone:
+                why = reasons.get(label, "no layer that can be cut reads it")
+                counts[why] = counts.get(why, 0) + 1
+        yield from (Left(name, units, why) for why, units in counts.items())
+
+
+def _unchanged(model: nn.Module, images: list[Tensor], why: str) -> Pruned:
+    count = _count(model)
+    left = tuple(
+        Left(name, closed, why)
+        for name, weight in layer_weights(model).items()
+        if (closed := int((weight == 0).flatten(1).all(1).sum()))
+    )
+    sizes = tuple(tuple(x.shape[1:]) for x in images)
+    return Pruned(copy.deepcopy(model), (), left, (count, count), 0.0, sizes, {})
+
+
+def _count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
