@@ -3,7 +3,7 @@
     python benchmarks/paper --dataset cifar10 --backbone resnet18 --method distill --seed 0
     python benchmarks/paper --dataset mnist --backbone vit_tiny --method retrained --rows 0 3 8
     python benchmarks/paper --dataset imagenet --backbone vit_tiny --method distill
-    python benchmarks/paper --tables     # rebuild table1.md, table2.md and the README's tables
+    python benchmarks/paper --tables     # rebuild table1.md, table2.md and the pages' tables
 
 A run measures one method on one backbone and appends a JSON line with its command, seed, commit and
 environment to ``results/paper.jsonl``; one that is there already is not run again (``--again``
@@ -55,7 +55,7 @@ from wfilter.evaluation.run import make_problem, report_on
 from wfilter.files.checkpoint import fingerprint
 from wfilter.metrics import Budget, Method
 
-README = RESULTS.parents[1] / "README.md"
+PAGES = [RESULTS.parents[1] / name for name in ("README.md", "docs/results.md")]
 TIMM = {
     "vgg16": "vgg16.tv_in1k",
     "resnet18": "resnet18.tv_in1k",
@@ -88,7 +88,8 @@ def main() -> None:
         (args.out.parent / "table1.md").write_text(table1(runs))
         (args.out.parent / "table2.md").write_text(table2(runs))
         if args.tables and args.out.parent == RESULTS:
-            README.write_text(with_tables(README.read_text(), runs))
+            for page in PAGES:
+                page.write_text(with_tables(page.read_text(), runs))
 
 
 def parse_arguments() -> argparse.Namespace:

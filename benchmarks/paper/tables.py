@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from common import RESULTS
@@ -98,45 +99,54 @@ def beyond() -> list[str]:
 # ---- the README ---------------------------------------------------------------------------------
 
 
-def readme_tables(runs: Sequence[Run]) -> str:
-    """WF-Net and ours in short, with what ours was measured on."""
-    short = {"mnist": "MNIST", "cifar10": "CIFAR-10", "imagenet": "ImageNet-1k"}
-    head = " | ".join(f"{name}, paper | {name}, ours" for name in short.values())
-    heading = [f"| backbone | {head} |", "|---|" + "---|---|" * len(short)]
-    accuracies, curves, sizes = [*heading], [*heading], []
-    for backbone in NAMES:
-        first, second = [], []
-        for dataset, name in short.items():
-            first += accuracy_cells(runs, dataset, backbone)
-            theirs = " / ".join(f"{value:.2f}" for value in PAPER_CURVES[dataset, backbone])
-            mine = of(runs, dataset, backbone, "distill")
-            second += [theirs, slashed(*(shown(mine, column, 2) for column in CURVES))]
-            if mine:
-                sizes.append(f"{NAMES[backbone]} on {name} {counts(mine)}")
-        accuracies.append(f"| {NAMES[backbone]} | {' | '.join(first)} |")
-        curves.append(f"| {NAMES[backbone]} | {' | '.join(second)} |")
+SHORT = {"mnist": "MNIST", "cifar10": "CIFAR-10", "imagenet": "ImageNet-1k"}
+
+
+def pages_tables(runs: Sequence[Run]) -> dict[str, str]:
+    """The tables of README and docs by the name in their markers: WF-Net and ours in short."""
+    return {"accuracies": accuracies(runs), "curves": curves(runs), "sizes": sizes(runs)}
+
+
+def beside(cells: Callable[[str, str], list[str]]) -> str:
+    """A table with the paper's cell and ours for each backbone and dataset."""
+    head = " | ".join(f"{name}, paper | {name}, ours" for name in SHORT.values())
+    lines = [f"| backbone | {head} |", "|---|" + "---|---|" * len(SHORT)]
+    for backbone, name in NAMES.items():
+        row = [cell for dataset in SHORT for cell in cells(dataset, backbone)]
+        lines.append(f"| {name} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def accuracies(runs: Sequence[Run]) -> str:
+    return beside(lambda dataset, backbone: accuracy_cells(runs, dataset, backbone))
+
+
+def curves(runs: Sequence[Run]) -> str:
+    """Insertion and deletion."""
+
+    def cells(dataset: str, backbone: str) -> list[str]:
+        theirs = " / ".join(f"{value:.2f}" for value in PAPER_CURVES[dataset, backbone])
+        mine = of(runs, dataset, backbone, "distill")
+        return [theirs, slashed(*(shown(mine, column, 2) for column in CURVES))]
+
+    return beside(cells)
+
+
+def sizes(runs: Sequence[Run]) -> str:
+    """What ours was measured on, and in how many numbers the paper is ahead."""
+    measured = []
+    for backbone, dataset in itertools.product(NAMES, SHORT):
+        if mine := of(runs, dataset, backbone, "distill"):
+            measured.append(f"{NAMES[backbone]} on {SHORT[dataset]} {counts(mine)}")
     both = pairs(runs, {**COLUMNS, **CURVES})
     worse = sum(pair.behind for pair in both)
-    return "\n".join(
-        [
-            "Acc_r / Acc_f in %, the original model's accuracy in brackets:",
-            "",
-            *accuracies,
-            "",
-            "Insertion / deletion:",
-            "",
-            *curves,
-            "",
-            *textwrap.wrap(
-                f"Ours, rows, seeds and test images: {'; '.join(sizes) or 'nothing run'}. A dash "
-                f"is not run. Of the {len(both)} numbers that both have, ZRF and relearn time "
-                f"included, the paper's is better in {worse}: `benchmarks/results/table1.md` and "
-                "`table2.md` have every cell, and end with the list of those.",
-                width=105,
-                break_on_hyphens=False,
-            ),
-        ]
+    text = (
+        f"Ours, rows, seeds and test images: {'; '.join(measured) or 'nothing run'}. A dash "
+        f"is not run. Of the {len(both)} numbers that both have, ZRF and relearn time "
+        f"included, the paper's is better in {worse}: `benchmarks/results/table1.md` and "
+        "`table2.md` have every cell, and end with the list of those."
     )
+    return "\n".join(textwrap.wrap(text, width=100, break_on_hyphens=False))
 
 
 def accuracy_cells(runs: Sequence[Run], dataset: str, backbone: str) -> list[str]:
@@ -152,10 +162,16 @@ def slashed(*cells: str) -> str:
     return "-" if set(cells) == {"-"} else " / ".join(cells)
 
 
-def with_tables(readme: str, runs: Sequence[Run]) -> str:
-    """The README's text with its tables of the paper made anew."""
-    start, end = "<!-- table: paper -->", "<!-- end -->"
-    pattern = re.compile(f"{re.escape(start)}\n.*?{re.escape(end)}", re.DOTALL)
-    if len(pattern.findall(readme)) != 1:
-        raise ValueError(f"the README needs one {start} with an {end} after it.")
-    return pattern.sub(lambda _: f"{start}\n{readme_tables(runs)}\n{end}", readme)
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->)\n.*?(<!-- end -->)", re.DOTALL)
+
+
+def with_tables(page: str, runs: Sequence[Run]) -> str:
+    """A page's text with the tables between its markers made anew."""
+    made = pages_tables(runs)
+    names = [match[2] for match in MARKED.finditer(page)]
+    if not names or not set(names) <= set(made):
+        raise ValueError(
+            f"a page needs <!-- table: NAME --> with an <!-- end --> after it, NAME one of "
+            f"{', '.join(made)}; found {', '.join(names) or 'none'}."
+        )
+    return MARKED.sub(lambda match: f"{match[1]}\n{made[match[2]]}\n{match[3]}", page)

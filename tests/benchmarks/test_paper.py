@@ -218,23 +218,25 @@ def table_in(folder):
     return paper_tables.table1(paper_runs.read_runs(folder / "paper.jsonl"))
 
 
-def test_the_readme_and_the_tables_are_those_of_the_stored_lines():
+def test_the_pages_and_the_tables_are_those_of_the_stored_lines():
     made = paper_runs.read_runs(RESULTS / "paper.jsonl")
-    readme = paper.README.read_text(encoding="utf-8")
-    assert paper_tables.with_tables(readme, made) == readme, "python benchmarks/paper --tables"
+    for page in paper.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert paper_tables.with_tables(text, made) == text, "python benchmarks/paper --tables"
     for name, table in (("table1.md", paper_tables.table1), ("table2.md", paper_tables.table2)):
         assert (RESULTS / name).read_text(encoding="utf-8") == table(made), name
 
 
 def test_the_readme_shows_ours_beside_the_papers_with_the_original_in_brackets():
     made = [run("vgg16", Acc_r=91.0, Acc_f=0.5), run("vgg16", method="original", Acc_r=92.0)]
-    (row, _) = [r for r in paper_tables.readme_tables(made).split("\n") if "VGG-16 |" in r]
+    (row,) = [r for r in paper_tables.accuracies(made).split("\n") if "VGG-16 |" in r]
     assert row.split(" | ")[3:5] == ["80.2 / 18.3 (93.0)", "91.0 / 0.50 (92.0)"]
 
 
-def test_a_readme_without_the_markers_is_refused():
-    with pytest.raises(ValueError, match="the README needs one <!-- table: paper -->"):
-        paper_tables.with_tables("<!-- table: paper -->\n", [])
+@pytest.mark.parametrize("page", ["<!-- table: sizes -->\n", "<!-- table: x -->\n<!-- end -->"])
+def test_a_page_without_the_markers_is_refused(page):
+    with pytest.raises(ValueError, match="a page needs <!-- table: NAME --> with an <!-- end -->"):
+        paper_tables.with_tables(page, [])
 
 
 def relearning(epochs, cap, **changes):
@@ -341,6 +343,8 @@ def test_rivals_in_half_precision_learn_from_the_weights_they_have_now():
 def test_imagenets_vit_finds_its_weights_and_every_original_its_own_normalisation(
     monkeypatch, tmp_path
 ):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "timm-vit_tiny_patch16_224.safetensors").touch()
     asked = {}
     monkeypatch.setattr(zoo, "build", lambda spec, weights=None: asked.update({spec: weights}))
     for backbone in paper.TIMM:
