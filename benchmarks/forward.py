@@ -23,7 +23,7 @@ from torch import nn
 import wfilter
 from common import RESULTS
 from wfilter import bench
-from wfilter.core.model import has_compiler
+from wfilter.core.compiling import has_compiler
 
 # Input sizes that two CPU cores can time: the ratio, not the size, is the result.
 MODELS = {
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> list[bench.Timing]:
                 images = torch.rand(batch, 3, args.size or size, args.size or size)
                 wf = wfilter.apply_weight_filtering(model, example_input=images[:2])
                 bench.randomise(wf)
-                wf.probe(images)
+                wf.inspect(images)
                 extra: dict[str, bench.Forward | str] = {}
                 if args.peft:
                     extra["PEFT LoRA, adapter_names"] = peft_lora(name, classes, images, labels)

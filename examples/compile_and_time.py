@@ -10,7 +10,7 @@ import torch
 from torchvision.models import resnet18
 
 import wfilter
-from wfilter.core.model import has_compiler
+from wfilter.core.compiling import has_compiler
 from wfilter.evaluation.bench import bench, format_table, randomise
 
 images = torch.rand(16, 3, 64, 64)

@@ -89,9 +89,15 @@ def test_num_classes_is_read_off_the_output_or_must_be_given(x):
         def forward(self, x):
             return {"logits": super().forward(x)}
 
-    with pytest.raises(ValueError, match="cannot read the number of classes off Pair's output"):
-        wfilter.apply_weight_filtering(Pair().double(), example_input=x)
-    wf = wfilter.apply_weight_filtering(Pair().double(), 4, example_input=x)
+    class Two(TinyCNN):
+        def forward(self, x):
+            return {"left": super().forward(x), "right": super().forward(x)}
+
+    with pytest.raises(ValueError, match="cannot read the number of classes off Two's output"):
+        wfilter.apply_weight_filtering(Two().double(), example_input=x)
+    wf = wfilter.apply_weight_filtering(Two().double(), 4, example_input=x)
+    assert wf(x, forget=torch.tensor([0, 1, 2, -1]))["right"].shape == (4, CLASSES)
+    wf = wfilter.apply_weight_filtering(Pair().double(), example_input=x)
     assert wf(x, forget=torch.tensor([0, 1, 2, -1]))["logits"].shape == (4, CLASSES)
 
 

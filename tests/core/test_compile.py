@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import wfilter
 from helpers import apply, close, images, randomise, tiny
-from wfilter.core.model import has_compiler
+from wfilter.core.compiling import has_compiler
 
 LABELS = torch.tensor([3, -1, 0, 1])
 
@@ -44,7 +44,7 @@ def graphs() -> int:
 @torch.no_grad()
 def test_one_graph_serves_all_labels(name, backend, x):
     wf = apply(tiny(name), x)
-    wf.probe(x)
+    wf.inspect(x)
     expected = [wf(x, forget=torch.roll(LABELS, i)) for i in range(4)]
     compiled = torch.compile(wf, backend=backend, fullgraph=True)
     close(compiled(x, LABELS), expected[0])
@@ -57,7 +57,7 @@ def test_one_graph_serves_all_labels(name, backend, x):
 
 @torch.no_grad()
 def test_sets_have_a_graph_of_their_own_and_the_base_model_another(wf, x):
-    wf.probe(x)
+    wf.inspect(x)
     compiled = torch.compile(wf, backend="eager", fullgraph=True)
     for sets in (torch.eye(4).bool(), torch.ones(4, 4).bool(), torch.zeros(4, 4).bool()):
         close(compiled(x, sets), wf(x, forget=sets))
@@ -71,7 +71,7 @@ def test_sets_have_a_graph_of_their_own_and_the_base_model_another(wf, x):
 @torch.no_grad()
 def test_exact_path_compiles_to_one_graph_too(granularity, x):
     wf = apply(tiny("layer run once"), x, targets="*", granularity=granularity)
-    wf.probe(x)
+    wf.inspect(x)
     compiled = torch.compile(wf, backend="eager", fullgraph=True)
     for i in range(3):
         labels = torch.roll(LABELS, i)
@@ -80,7 +80,7 @@ def test_exact_path_compiles_to_one_graph_too(granularity, x):
 
 
 def test_compiled_gradients_equal_eager_ones(wf, x):
-    wf.probe(x)
+    wf.inspect(x)
     (expected,) = torch.autograd.grad(wf(x, forget=LABELS).square().sum(), wf.alphas)
     compiled = torch.compile(wf, backend="aot_eager", fullgraph=True)
     (gradient,) = torch.autograd.grad(compiled(x, LABELS).square().sum(), wf.alphas)
@@ -188,7 +188,7 @@ def moved_to_a_pretended_gpu(wf):
 @pytest.mark.parametrize("name", ["cnn", "attention", "batch-major windows"])
 def test_a_mixed_batch_on_a_gpu_reads_no_value_back(name, x):
     wf = apply(tiny(name), x)
-    wf.probe(x)
+    wf.inspect(x)
     with FakeTensorMode():
         moved_to_a_pretended_gpu(wf)
         there = torch.empty(x.shape, dtype=x.dtype, device="cuda")
@@ -234,7 +234,7 @@ def test_graph_break_in_the_base_model_is_refused_since_gates_would_get_lost(x):
             return self.second(x).mean((2, 3))
 
     wf = apply(randomise(Breaking()), x)
-    wf.probe(x)
+    wf.inspect(x)
     compiled = torch.compile(wf, backend="eager")
     close(compiled(x), wf(x))
     for refused in (compiled, wf.compile(backend="eager")):

@@ -305,20 +305,20 @@ class Waiting(nn.Module):
         return self.second(x)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("forget", [None, 0, torch.tensor([0, 1])])
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_block_opened_during_another_threads_forward_never_gives_a_wrong_answer(forget, closes):
+def test_a_block_opened_during_another_threads_forward_does_not_change_it(forget, closes):
     model = Waiting()
     wf = wfilter.apply_weight_filtering(model, targets="*", example_input=torch.zeros(1, 3))
-    wf(torch.ones(2, 3), forget=0)
+    expected = wf(torch.ones(2, 3), forget=forget)
     model.reached.clear()
     model.go_on.clear()
-    caught = []
+    answers = []
 
     def work():
-        with pytest.raises(RuntimeError, match=r"another thread is inside|was not gated") as error:
-            wf(torch.ones(2, 3), forget=forget)
-        caught.append(error)
+        with torch.no_grad():
+            answers.append(wf(torch.ones(2, 3), forget=forget))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -329,36 +329,30 @@ def test_a_block_opened_during_another_threads_forward_never_gives_a_wrong_answe
             thread.join()
     model.go_on.set()
     thread.join()
-    if closes and forget is not None:
-        return  # the block was over before the second layer ran: an answer would be right too
-    assert caught
+    assert torch.equal(answers[0], expected)
 
 
-def test_threads_with_and_without_blocks_get_right_answers_or_a_refusal(tiny_cnn, x):
+def test_threads_with_and_without_blocks_all_get_right_answers(tiny_cnn, x):
     wf = apply(tiny_cnn, x)
     with torch.no_grad():
         right = {forget: wf(x, forget=forget) for forget in (None, 1, 2, 3)}
-    answers, refusals = [], []
+    answers = []
 
     def work(index):
         chance = random.Random(index)
         for _ in range(30):
             forget = chance.choice([None, 1, 2, 3])
-            try:
-                with torch.no_grad():
-                    if index < 4:
-                        answers.append((forget, wf(x, forget=forget)))
-                    else:
-                        with wf.forgetting(forget):
-                            answers.append((forget, wf(x)))
-            except RuntimeError as error:
-                refusals.append(str(error))
+            with torch.no_grad():
+                if index < 4:
+                    answers.append((forget, wf(x, forget=forget)))
+                else:
+                    with wf.forgetting(forget):
+                        answers.append((forget, (wf if index < 6 else wf.base)(x)))
 
     run_in_threads(work)
     for forget, answer in answers:
         close(answer, right[forget])
-    assert all("another thread" in text or "was not gated" in text for text in refusals)
-    assert len(answers) + len(refusals) == 8 * 30
+    assert len(answers) == 8 * 30
     with torch.no_grad():
         assert torch.equal(wf(x), right[None])  # nothing is left behind
 

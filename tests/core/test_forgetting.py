@@ -1,8 +1,9 @@
 """Blocks: which row is in force, what they leave behind, and threads kept apart."""
 
+import asyncio
 import copy
 import pickle
-import threading
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from helpers import (
     assert_same_state,
     close,
     images,
+    randomise,
     run_in_threads,
     shuffle_alphas,
     snapshot,
@@ -40,7 +42,7 @@ def test_blocks_nest_and_end_and_an_argument_wins(wf, x):
 
 
 def reference_mixed(wf, x):
-    """The reference on an equal model outside the block (a base in a block is parametrized)."""
+    """The reference on an equal model outside the block."""
     return reference.logits(apply(tiny("cnn"), x), x, LABELS)
 
 
@@ -53,7 +55,7 @@ def test_block_that_raises_leaves_nothing_behind(wf, x):
     with pytest.raises(ValueError, match="outside"), wf.forgetting(1):
         wf(x, forget=torch.tensor([0, 9, 1, 1]))
     assert_same_state(wf.base, before)
-    assert all(type(m).__module__.startswith(("torch.nn", "helpers")) for m in wf.base.modules())
+    assert not any("forward" in vars(module) for module in wf.base.modules())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in wf.base.modules())
     assert torch.equal(wf(x), plain)
 
@@ -111,38 +113,239 @@ def test_eight_threads_with_different_forget_are_all_right(granularity, tiny_cnn
     run_in_threads(work)
 
 
-def test_block_of_another_thread_is_refused(wf, x):
-    with (
-        wf.forgetting(1),
-        pytest.raises(RuntimeError, match=r"another thread is inside wf\.forget"),
-    ):
-        run_in_threads(lambda index: wf(x, forget=2), count=1)
-    run_in_threads(lambda index: wf(x, forget=2), count=2)
+# ---- each context its own -----------------------------------------------------------------------
 
 
-def test_a_forward_does_not_touch_the_filters_of_a_block_opened_since_it_began(wf, x, monkeypatch):
-    entered, done, enabled = threading.Event(), threading.Event(), []
+@torch.no_grad()
+def test_another_thread_never_sees_a_block(wf, x):
+    plain, two = wf(x), wf(x, forget=2)
 
-    def hold_a_block():
-        with wf.forgetting(2):
-            entered.set()
-            done.wait(10)
+    def work(index):
+        with torch.no_grad():
+            assert torch.equal(wf(x), plain)
+            assert torch.equal(wf.base(x), plain)
+            close(wf(x, forget=2), two)
+            close(copy.deepcopy(wf)(x, forget=2), two)
+            wf.state_dict()
+            wf.bake(2)
 
-    other = threading.Thread(target=hold_a_block)
+    with wf.forgetting(1):
+        run_in_threads(work, count=2)
 
-    def open_it(*_):
-        other.start()
-        assert entered.wait(10)
 
-    def look(*_):
-        if threading.current_thread() is not other:
-            enabled.extend(kept.enabled for kept in wf._blocks.scope.filters)
+async def serve(wf, x, forget, expected, pauses):
+    """One request: opens a block, lets others run, and looks at its answers now and then."""
+    with wf.forgetting(forget):  # no torch.no_grad(): that belongs to the thread
+        for pause in range(pauses):
+            await asyncio.sleep(0.0005 * ((pause * 7 + (forget or 0)) % 3))
+            close((wf, wf.base)[pause % 2](x), expected)
+    assert torch.equal(wf(x), wf.base(x))
 
-    monkeypatch.setattr(wf, "_refuse_recomputation", open_it)
-    monkeypatch.setattr(wf, "_check_values", look)
-    with pytest.raises(RuntimeError, match="another thread is inside"):
-        wf(x, forget=1)
-    done.set()
-    other.join()
-    assert enabled
-    assert all(enabled)
+
+def right_answers(wf, x):
+    with torch.no_grad():
+        return {forget: wf(x, forget=forget) for forget in (None, 0, 1, 2, 3)}
+
+
+async def serve_all(wf, x, right, tasks, pauses):
+    forgets = [(None, 0, 1, 2, 3)[task % 5] for task in range(tasks)]
+    await asyncio.gather(*(serve(wf, x, f, right[f], pauses) for f in forgets))
+
+
+@torch.no_grad()
+def test_two_hundred_asyncio_tasks_on_one_thread_keep_their_blocks(wf, x):
+    asyncio.run(serve_all(wf, x, right_answers(wf, x), tasks=200, pauses=3))
+    assert wf.open_blocks == 0
+
+
+def test_eight_threads_with_tasks_in_each_keep_their_blocks(wf, x):
+    right = right_answers(wf, x)
+    run_in_threads(lambda index: asyncio.run(serve_all(wf, x, right, tasks=12, pauses=3)))
+    assert wf.open_blocks == 0
+
+
+@torch.no_grad()
+def test_interleaved_generators_keep_their_blocks(wf, x):
+    right = right_answers(wf, x)
+
+    def answers(forget):
+        with wf.forgetting(forget):
+            for _ in range(3):
+                yield wf(x), wf.base(x)
+
+    for one, two in zip(answers(1), answers(2)):
+        for answer in one:
+            close(answer, right[1])
+        for answer in two:
+            close(answer, right[2])
+        assert torch.equal(wf(x), right[None])
+        assert torch.equal(wf.base(x), right[None])
+
+
+@torch.no_grad()
+def test_a_generator_that_is_half_of_a_with_statement_lends_its_block(wf, x):
+    @contextmanager
+    def serving(forget):
+        with wf.forgetting(forget):
+            yield
+
+    with serving(1), ExitStack() as stack:
+        close(wf(x), wf(x, forget=1))
+        stack.enter_context(wf.forgetting(2))
+        close(wf(x), wf(x, forget=2))
+    assert torch.equal(wf(x), wf.base(x))
+
+
+@torch.no_grad()
+def test_tasks_and_threads_started_inside_inherit_the_block_while_it_is_open(wf, x):
+    one = wf(x, forget=1)
+
+    async def look():
+        close(wf(x), one)
+        close(await asyncio.to_thread(wf, x), one)
+
+    async def outlive(started):
+        await started.wait()
+        with pytest.raises(RuntimeError, match=r"has ended since.*Pass forget= to the call"):
+            wf(x)
+        close(wf(x, forget=1), one)
+        with wf.forgetting(None):
+            assert torch.equal(wf(x), wf.base(x))
+
+    async def main():
+        started = asyncio.Event()
+        with wf.forgetting(1):
+            await asyncio.gather(look(), look())
+            task = asyncio.create_task(outlive(started))
+            await asyncio.sleep(0)
+        started.set()
+        await task
+
+    asyncio.run(main())
+
+
+@torch.no_grad()
+def test_a_thread_started_by_a_generator_in_its_block_is_refused(wf, x):
+    async def stream():
+        with wf.forgetting(1):
+            yield await asyncio.to_thread(wf, x)
+
+    async def main():
+        with pytest.raises(RuntimeError, match=r"belongs to a generator.*Pass forget="):
+            async for _ in stream():
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_block_that_is_never_entered_warns(wf):
+    with pytest.warns(RuntimeWarning, match="was not entered and did nothing"):
+        wf.forgetting(3)
+
+
+@torch.no_grad()
+def test_a_block_serves_as_decorator(wf, x):
+    @wf.forgetting(1)
+    def answer():
+        return wf(x)
+
+    close(answer(), wf(x, forget=1))
+    close(answer(), wf(x, forget=1))
+
+
+# ---- what model code sees -----------------------------------------------------------------------
+
+
+class Curious(torch.nn.Module):
+    """Reads its parameters in every way but the plain one, and asks for types."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.list = torch.nn.Linear(4, 4)
+        self.dict = torch.nn.Linear(4, 4)
+        self.stack = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        self.stack.register_parameter("extra", torch.nn.Parameter(torch.ones(4)))
+        self.head = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        assert type(self.conv) is torch.nn.Conv2d
+        x = self.conv(x).mean((2, 3))
+        weight, bias = self.list.parameters()
+        x = torch.nn.functional.linear(x, weight, bias).tanh()
+        named = dict(self.dict.named_parameters())
+        x = torch.nn.functional.linear(x, named["weight"], self.dict._parameters["bias"])
+        for child in self.stack.children():
+            x = child(x)
+        return self.head(x * self.stack.extra)
+
+
+@torch.no_grad()
+def test_model_code_that_reads_parameters_and_types_is_right_in_a_block(x):
+    wf = apply(randomise(Curious()), x, targets="*")
+    before = wf.base.state_dict()
+    expected = wf.bake(1)(x)
+    with wf.forgetting(1):
+        for answer in (wf(x), wf.base(x), wf.base.forward(x)):
+            close(answer, expected)
+        assert list(wf.base.state_dict()) == list(before)
+        assert_same_state(wf.base, before)
+
+
+@torch.no_grad()
+def test_parts_and_other_methods_of_the_base_model_forget_too(x):
+    class Parts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.scale = torch.nn.Parameter(torch.rand(4))
+            self.head = torch.nn.Linear(4, 4)
+
+        def forward_features(self, x):
+            return self.conv(x).mean((2, 3)) * self.scale
+
+        def forward(self, x):
+            return self.head(self.forward_features(x))
+
+    wf = apply(randomise(Parts()), x, targets="*")
+    baked = wf.bake(1)
+    with wf.forgetting(1):
+        close(wf.base.forward_features(x), baked.forward_features(x))
+        close(wf.base.conv(x), baked.conv(x))
+        close(wf.base(x=x), baked(x))
+
+
+@torch.no_grad()
+def test_gates_in_a_block_are_never_stale(wf, x):
+    with wf.forgetting(1):
+        wf(x)
+        wf.alphas.data.mul_(-0.5)
+        close(wf(x), wf(x, forget=1))
+        wf.base.stem.weight.data.mul_(2)
+        close(wf(x), wf(x, forget=1))
+        wf.hard = True
+        close(wf(x), wf(x, forget=1))
+        wf.hard = False
+        other = {"alphas": torch.zeros_like(wf.alphas)}
+        found = torch.func.functional_call(wf, other, (x,))
+    wf.alphas.data.zero_()
+    close(found, wf(x, forget=1))
+    with torch.nn.utils.parametrize.cached():
+        for row in (1, 2):
+            with wf.forgetting(row):
+                close(wf(x), wf(x, forget=row))
+
+
+@torch.no_grad()
+def test_two_models_that_share_a_backbone_do_not_share_blocks(x):
+    backbone = randomise(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten()))
+    heads = [randomise(torch.nn.Linear(144, 4), seed) for seed in (1, 2)]
+    one, two = (apply(torch.nn.Sequential(backbone, head), x) for head in heads)
+    plain, forgot = two(x), one(x, forget=1)
+    with one.forgetting(1):
+        assert torch.equal(two(x), plain)
+        close(one(x), forgot)
+        with two.forgetting(2):
+            close(two(x), two(x, forget=2))
+            close(one(x), forgot)
+    assert torch.equal(two(x), plain)

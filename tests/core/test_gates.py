@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from helpers import CLASSES
+from helpers import CLASSES, apply, close
 from wfilter.core.gates import HARD, ByTarget, label_gates, set_gates, slices
 from wfilter.core.targets import select_targets
 
@@ -118,8 +119,43 @@ def test_labels_of_the_wrong_length_are_refused(wf, x):
         wf(x, forget=torch.zeros(8, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"for a batch of 4"):
         wf(x, forget=torch.zeros(4, 1, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"for a batch of 4"):
-        wf(x, forget=torch.tensor(2))
+    with pytest.raises(ValueError, match=r"one int for all \(a set of classes for all: \{1, 2\}\)"):
+        wf(x, forget=[1, 2])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "forget",
+    [
+        np.array([3, -1, 0, 1]),
+        [3, -1, 0, 1],
+        (3, -1, 0, 1),
+        ["fox", -1, "cat", np.int64(1)],
+        [torch.tensor(3), -1, 0, 1],
+    ],
+    ids=repr,
+)
+def test_labels_may_be_arrays_and_lists(tiny_cnn, x, forget):
+    wf = apply(tiny_cnn, x, class_names=["cat", "dog", "eel", "fox"])
+    close(wf(x, forget=forget), wf(x, forget=torch.tensor([3, -1, 0, 1])))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("forget", [np.int64(2), np.uint8(2), torch.tensor(2), {np.int32(2)}])
+def test_one_class_may_be_a_numpy_integer_or_a_tensor_without_axes(wf, x, forget):
+    close(wf(x, forget=forget), wf(x, forget=2))
+
+
+def test_sets_may_be_a_numpy_matrix_and_other_dtypes_are_refused_alike(wf, x):
+    sets = np.eye(4, dtype=bool)
+    close(wf(x, forget=sets), wf(x, forget=torch.from_numpy(sets)))
+    for bad in (np.zeros(4), np.zeros(4, np.int32), np.zeros(4, np.uint8)):
+        with pytest.raises(TypeError, match="Labels must be int64"):
+            wf(x, forget=bad)
+    with pytest.raises(TypeError, match="is not understood"):
+        wf(x, forget=[True, False, True, False])
+    with pytest.raises(ValueError, match="forget is a bool tensor of shape"):
+        wf(x, forget=np.array([True, False, True, False]))
 
 
 @pytest.mark.parametrize("bad", [CLASSES, 12, -2, -100])
@@ -148,7 +184,7 @@ def test_one_class_out_of_range_is_refused(wf, x, bad):
             call()
 
 
-@pytest.mark.parametrize("bad", [1.0, True, [0, 1, 2, 3], (1, 2), {1.5}, {True}, {"a": 1}])
+@pytest.mark.parametrize("bad", [1.0, True, [0, 1, 2, 3.0], [{1}] * 4, {1.5}, {True}, {"a": 1}])
 def test_what_is_not_a_class_or_a_set_is_a_type_error(wf, x, bad):
     with pytest.raises(TypeError, match=r"forget=.* is not understood"):
         wf(x, forget=bad)
@@ -160,8 +196,6 @@ def test_class_name_without_class_names_is_refused(wf, x):
 
 
 def test_unknown_class_name_lists_the_known_ones(tiny_cnn, x):
-    from helpers import apply
-
     wf = apply(tiny_cnn, x, class_names=["cat", "dog", "eel", "fox"])
     with pytest.raises(ValueError, match="forget='cow' is not one of cat, dog, eel, fox"):
         wf(x, forget="cow")

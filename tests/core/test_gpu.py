@@ -20,7 +20,7 @@ LABELS = torch.tensor([3, -1, 0, 1])
 def pair(x):
     """The same filtered model on the CPU and on the device, probed."""
     here, there = apply(tiny("cnn"), x), apply(tiny("cnn"), x).to("cuda")
-    there.probe(x.cuda())
+    there.inspect(x.cuda())
     return here, there
 
 

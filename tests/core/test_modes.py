@@ -41,5 +41,5 @@ def test_model_that_splits_large_batches_is_right_below_and_refused_above(name):
     wf = apply(Split(tiny(name)), images(1, 3, 8, 8), targets="model.[!h]*")
     x, labels = images(8, 3, 8, 8), torch.arange(8) % 5 - 1
     close(wf(x, forget=labels), reference.logits(wf, x, labels))
-    with pytest.raises(RuntimeError, match=r"entries for 16 samples, where the probe saw \d"):
+    with pytest.raises(RuntimeError, match=r"entries for 16 samples, where the inspection saw \d"):
         wf(torch.cat([x, x]), forget=torch.cat([labels, labels]))

@@ -246,10 +246,10 @@ def test_curves_equal_those_of_weights_multiplied_by_hand(x, kind, order):
 def test_curves_leave_the_filters_as_they_were(wf, x):
     wf.pin_open(["stem.weight"])
     before = wf.alphas.detach().clone()
-    pinned, same = wf._pinned, wf(x, forget=1)
+    pinned, same = wf.pinned, wf(x, forget=1)
     explain.class_curves(wf, x, 1, steps=3)
     assert torch.equal(wf.alphas, before)
-    assert wf._pinned == pinned
+    assert wf.pinned == pinned
     assert torch.equal(wf(x, forget=1), same)
 
 

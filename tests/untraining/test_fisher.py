@@ -21,7 +21,7 @@ def test_the_cost_of_nearly_open_gates_is_the_kl_they_cause(name, whole, monkeyp
     found = fisher.information(wf, batches, x.__getitem__, free, generator)
     assert found.whole == whole
     gates = 1 - 0.02 * torch.rand(1, wf.alphas.shape[1], generator=generator).to(wf.alphas)
-    base, moved = wf(x).log_softmax(1), wf._gated(x, gates.expand(len(x), -1)).log_softmax(1)
+    base, moved = wf(x).log_softmax(1), wf.run_gated(x, gates.expand(len(x), -1)).log_softmax(1)
     kl = (base.exp() * (base - moved)).sum(1).mean()
     cost = 0.5 * (found.times(1 - gates) * (1 - gates)).sum()
     assert float(cost) == pytest.approx(float(kl), rel=0.1)

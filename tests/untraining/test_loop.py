@@ -124,7 +124,7 @@ def test_replicas_are_run_apart_where_the_model_cannot_share(kind, pins):
             wf.replicated(images, labels), wf(images.repeat_interleave(4, 0), labels)
         )
         with torch.no_grad():
-            for name in {t.name for t in wf.targets} - {wf.targets[i].name for i in wf._pinned}:
+            for name in {t.name for t in wf.targets} - set(wf.pinned):
                 wf.alpha[name].normal_()
     assert wf._shares is (kind == "plain" and pins == "first.")
 

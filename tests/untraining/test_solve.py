@@ -26,7 +26,7 @@ def test_gradients_are_those_of_the_lead_of_a_class(name):
     found, lead = linear.gradients(wf, x, rows)
     torch.testing.assert_close(lead, linear.leads(wf.base(x), rows).detach())
     step = 1e-6 * torch.randn(4, wf.alphas.shape[1], generator=torch.Generator().manual_seed(0))
-    ends = [wf._gated(x, 1 + sign * step.to(wf.alphas)).detach() for sign in (1, -1)]
+    ends = [wf.run_gated(x, 1 + sign * step.to(wf.alphas)).detach() for sign in (1, -1)]
     change = (linear.leads(ends[0], rows) - linear.leads(ends[1], rows)) / 2
     torch.testing.assert_close((found * step).sum(1), change, rtol=1e-4, atol=1e-12)
 

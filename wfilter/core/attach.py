@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wfilter.core.filters import MARK, Mark, WeightFilter, is_marked, unmark
+from wfilter.core.filters import MARK, Mark, is_marked, unmark
+from wfilter.core.forgetting import refuse_inside
 from wfilter.core.gates import HARD
-from wfilter.core.inspection import Finding, Plan, example_inputs, make_plan, probe
+from wfilter.core.inspection import Inspection, Plan, example_inputs, inspect, make_plan
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import Inputs, read_example
 from wfilter.core.targets import Selector, Target, select_targets
+
+Example = Tensor | Mapping[str, Any]
 
 
 def find_targets(
@@ -23,7 +29,7 @@ def find_targets(
     exclude: Selector = (),
     *,
     granularity: str = "out",
-    example_input: Tensor | None = None,
+    example_input: Example | None = None,
 ) -> Plan:
     """What ``apply_weight_filtering`` would filter, and how; changes nothing.
 
@@ -36,8 +42,8 @@ def find_targets(
     """
     chosen = select_targets(model, targets, exclude, granularity)
     with _evaluating(model):
-        findings, _, _ = _try_probe(model, chosen, example_input)
-    return make_plan(chosen, findings)
+        inspection = _try_inspect(model, chosen, example_input)
+    return make_plan(chosen, inspection.findings)
 
 
 def apply_weight_filtering(
@@ -49,7 +55,7 @@ def apply_weight_filtering(
     granularity: str = "out",
     init: float = 3.0,
     class_names: Sequence[str] | None = None,
-    example_input: Tensor | None = None,
+    example_input: Example | None = None,
 ) -> FilteredModel:
     """A filtered model around ``model``: one row of gates per class, on each chosen parameter.
 
@@ -66,7 +72,8 @@ def apply_weight_filtering(
         granularity: ``"out"``, one gate per output unit, or ``"element"``, one per element.
         init: The alpha to start from.
         class_names: Names that can stand for class indices.
-        example_input: A batch the model takes, where wfilter cannot guess its shape.
+        example_input: A batch the model takes, where wfilter cannot guess its shape, or a dict of
+            its keyword inputs.
 
     Example:
         >>> wf = apply_weight_filtering(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()),
@@ -82,15 +89,10 @@ def apply_weight_filtering(
     _refuse_filtered_or_compiled(model)
     chosen = select_targets(model, targets, exclude, granularity)
     with _evaluating(model):
-        findings, output, mixes = _try_probe(model, chosen, example_input)
-    if mixes:
-        raise ValueError(
-            f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on the "
-            "others, so a batch in which each sample forgets its own class has no defined answer. "
-            "Use a model whose samples are independent in eval mode."
-        )
-    chosen, findings = _drop_unused(chosen, findings, targets)
-    rows = _count_classes(model, output, num_classes, class_names)
+        inspection = _try_inspect(model, chosen, example_input)
+    inspection.refuse_mixing(model)
+    chosen, inspection = _drop_unused(chosen, inspection, targets)
+    rows = _count_classes(model, inspection.classes, num_classes, class_names)
     if not math.isfinite(init):
         raise ValueError(f"init={init} must be finite; for gates of exactly 1 use {HARD:.0f}.")
     mark = Mark(
@@ -98,7 +100,7 @@ def apply_weight_filtering(
         tuple(n for n, p in model.named_parameters() if p.requires_grad),
         tuple(n for n, m in model.named_modules() if m.training),
     )
-    wf = FilteredModel(model, chosen, findings, rows, init, class_names, granularity)
+    wf = FilteredModel(model, chosen, inspection, rows, init, class_names, granularity)
     setattr(model, MARK, mark)
     model.eval().requires_grad_(False)
     return wf
@@ -119,10 +121,7 @@ def remove_weight_filtering(filtered: nn.Module) -> nn.Module:
             f"this {type(base).__name__} has no filters (any more). Call apply_weight_filtering "
             "first."
         )
-    if isinstance(filtered, FilteredModel):
-        filtered.refuse_inside_forgetting("remove_weight_filtering")
-    if any(isinstance(module, WeightFilter) for module in base.modules()):
-        raise RuntimeError("remove_weight_filtering inside a forgetting block. Leave it first.")
+    refuse_inside(base, "remove_weight_filtering")
     return unmark(base)
 
 
@@ -138,16 +137,16 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _try_probe(
-    model: nn.Module, targets: Sequence[Target], example: Tensor | None
-) -> tuple[tuple[Finding, ...], object, bool]:
-    """Probe with the example given, or with the first guess the model takes."""
+def _try_inspect(
+    model: nn.Module, targets: Sequence[Target], example: Example | None
+) -> Inspection:
+    """Inspect with the example given, or with the first guess the model takes."""
     if example is not None:
-        return probe(model, targets, example)
+        return inspect(model, targets, read_example(example))
     reasons = []
     for guess in example_inputs(model):
         try:
-            return probe(model, targets, guess)
+            return inspect(model, targets, Inputs(guess, None, {}))
         except Exception as error:
             first = (str(error) or type(error).__name__).splitlines()[0]
             reasons.append(f"{tuple(guess.shape)}: {first[:120]}")
@@ -190,9 +189,10 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
 
 
 def _drop_unused(
-    targets: Sequence[Target], findings: Sequence[Finding], selector: Selector
-) -> tuple[tuple[Target, ...], tuple[Finding, ...]]:
+    targets: Sequence[Target], inspection: Inspection, selector: Selector
+) -> tuple[tuple[Target, ...], Inspection]:
     """Leave out what no forward uses when chosen by "auto"; refuse it when the user named it."""
+    findings = inspection.findings
     unused = [t.name for t, f in zip(targets, findings) if f.by == "unused"]
     kept = [(t, f) for t, f in zip(targets, findings) if f.by != "unused"]
     if unused and (selector != "auto" or not kept):
@@ -201,13 +201,13 @@ def _drop_unused(
             + (f" ({len(unused)} such targets)" if len(unused) > 1 else "")
             + f": its gates would do nothing. Add exclude={unused[:3]!r} or choose other targets."
         )
-    return tuple(t for t, _ in kept), tuple(f for _, f in kept)
+    used = tuple(finding for _, finding in kept)
+    return tuple(t for t, _ in kept), replace(inspection, findings=used)
 
 
 def _count_classes(
-    model: nn.Module, output: object, given: int | None, names: Sequence[str] | None
+    model: nn.Module, seen: int | None, given: int | None, names: Sequence[str] | None
 ) -> int:
-    seen = output.shape[-1] if isinstance(output, Tensor) and output.ndim == 2 else None
     if given is None:
         if seen is None:
             raise ValueError(

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from wfilter.core.filters import unmark
+from wfilter.core.forgetting import strip_methods
+from wfilter.core.outputs import logits_of
 from wfilter.core.targets import Target, is_standardised
+
+
+@dataclass(frozen=True)
+class SnapEffect:
+    """What exact gates would change: counts of units, and the move of the logits."""
+
+    closed: int
+    opened: int
+    between: int
+    largest_move: float
+    predictions_changed: float
 
 
 def plain_copy(base: nn.Module) -> nn.Module:
@@ -18,6 +32,7 @@ def plain_copy(base: nn.Module) -> nn.Module:
     Only there can a gate act on the weight itself: before standardisation it would cancel out.
     """
     model = unmark(copy.deepcopy(base))
+    strip_methods(model)
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Conv2d) and is_standardised(module):
             parent, _, name = path.rpartition(".")
@@ -81,3 +96,31 @@ def effective_weight(module: nn.Conv2d) -> Tensor:
     with torch.no_grad(), Catch():
         module(module.weight.new_zeros(1, module.in_channels, *edge))
     return seen[-1].detach()
+
+
+def snapped(gates: Tensor, snap: float) -> Tensor:
+    """Gates below ``snap`` at exactly 0, and those above ``1 - snap`` at exactly 1.
+
+    Example:
+        >>> snapped(torch.tensor([0.1, 0.5, 0.9]), 0.2)
+        tensor([0.0000, 0.5000, 1.0000])
+    """
+    if not 0 <= snap <= 0.5:
+        raise ValueError(f"snap={snap} is outside 0..0.5.")
+    gates = torch.where(gates < snap, 0.0, gates)
+    return torch.where(gates > 1 - snap, 1.0, gates) if snap else gates
+
+
+def measure_snap(
+    soft: nn.Module, exact: nn.Module, x: Tensor, gates: Tensor, snap: float
+) -> SnapEffect:
+    """What ``exact``, a model baked with snapped gates, changes against ``soft`` on ``x``."""
+    before, after = logits_of(soft.eval()(x)), logits_of(exact.eval()(x))
+    closed, opened = int((gates < snap).sum()), int((gates > 1 - snap).sum())
+    return SnapEffect(
+        closed,
+        opened,
+        gates.numel() - closed - opened,
+        float((before - after).abs().max()),
+        float((before.argmax(-1) != after.argmax(-1)).float().mean()),
+    )

@@ -1,101 +1,234 @@
-"""``forgetting`` blocks: which row is in force, through which filters, and in whose thread."""
+"""``forgetting`` blocks: which row is in force in which context.
+
+A block is an entry in a context variable, so threads and asyncio tasks have their own, and nothing
+on the model says which row is in force. (Tasks started inside a block inherit it.) Python gives
+generators no context of their own: a block opened by one holds only while that generator runs.
+
+Calls of ``wf.base`` and of its modules find the block through an *entry* that stands in for their
+``forward`` while any block is open. Parameters, classes and ``state_dict`` are never touched.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import NoReturn
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
+from contextvars import ContextVar
+from types import FrameType, MethodType
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import nn
 
-from wfilter.core.filters import WeightFilter
+from wfilter.core.forget import Rows
 
-_OPENING = threading.Lock()
+if TYPE_CHECKING:
+    from wfilter.core.model import FilteredModel
 
+# Generators that these drive are the two halves of a with statement, and belong to its body.
+_DRIVERS = ("contextlib", "_pytest.fixtures")
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
-@dataclass
-class Scope:
-    """The open blocks of a model: whose they are, and the rows in force, innermost last."""
-
-    thread: int
-    rows: list[Tensor | None]
-    filters: list[WeightFilter]
-
-    @property
-    def row(self) -> Tensor | None:
-        """Of the innermost block; ``None``: it forgets nothing, or its thread is leaving it."""
-        rows = list(self.rows)
-        return rows[-1] if rows else None
-
-    def refresh(self) -> None:
-        """Let the filters follow the innermost block."""
-        enabled = self.row is not None
-        for weight_filter in self.filters:
-            weight_filter.enabled = enabled
-            weight_filter._kept = None
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """The plain weights for one forward inside a block."""
-        before = [weight_filter.enabled for weight_filter in self.filters]
-        try:
-            for weight_filter in self.filters:
-                weight_filter.enabled = False
-            yield
-        finally:
-            for weight_filter, enabled in zip(self.filters, before):
-                weight_filter.enabled = enabled
+_LOCK = threading.Lock()  # for putting entries on modules and taking them off
 
 
-class Blocks:
-    """The blocks of one model, all of one thread; ``scope`` is ``None`` while none is open."""
+class Block:
+    """One open block: whose rows they are, and where it holds."""
 
-    def __init__(self) -> None:
-        self.scope: Scope | None = None
-        self.opened = 0  # outermost blocks so far
+    def __init__(self, owner: FilteredModel, rows: Rows | None):
+        self.owner, self.rows = owner, rows
+        self.generator = _generator(sys._getframe(2))
+        self.home = _home()
+        self.is_open = True
 
-    @contextmanager
-    def entered(
-        self, row: Tensor | None, filtered: AbstractContextManager[list[WeightFilter]]
-    ) -> Iterator[None]:
-        """Inside, ``row`` is in force; the outermost block enters ``filtered`` first."""
-        with ExitStack() as stack:
-            opened = self._open()
-            if opened is not None:
-                stack.callback(setattr, self, "scope", None)
-                opened.filters = stack.enter_context(filtered)
-            scope = self.scope
-            assert scope is not None
-            scope.rows.append(row)
-            scope.refresh()
-            try:
-                yield
-            finally:
-                scope.rows.pop()
-                scope.refresh()
-
-    def _open(self) -> Scope | None:
-        """Make this thread the owner of the blocks; ``None`` where it is already."""
-        with _OPENING:
-            if self.own() is not None:
-                return None
-            self.scope = Scope(threading.get_ident(), [], [])
-            self.opened += 1
-            return self.scope
-
-    def own(self) -> Scope | None:
-        """The scope, read once; stops where another thread is inside a block."""
-        scope = self.scope
-        if scope is not None and scope.thread != threading.get_ident():
-            refuse_mixed_threads()
-        return scope
+    def holds(self) -> bool:
+        """Whether code that runs now is inside; stops where that cannot be known."""
+        if self.home == _home():
+            return self.is_open and (self.generator is None or _on_stack(self.generator))
+        if self.is_open and self.generator is None:
+            return True  # inherited by a task or thread that was started inside
+        raise RuntimeError(
+            "this task or thread was started while a wf.forgetting(...) block was open that "
+            + ("belongs to a generator" if self.is_open else "has ended since")
+            + ": whether it is to forget is not clear. Pass forget= to the call, or open a block "
+            "of its own (wf.forgetting(None) forgets nothing)."
+        )
 
 
-def refuse_mixed_threads() -> NoReturn:
-    """Stop: the weights are, or were a moment ago, those of another thread's block."""
-    raise RuntimeError(
-        "another thread is inside wf.forgetting(...). In threads pass forget= to the call, "
-        "or give each thread its own copy.deepcopy(wf)."
-    )
+_BLOCKS: ContextVar[tuple[Block, ...]] = ContextVar("wfilter_blocks", default=())
+# Set while a forward of a filtered model runs: entries on its modules then do nothing.
+_RUNNING: ContextVar[bool] = ContextVar("wfilter_running", default=False)
+
+
+class Forgetting(ContextDecorator):
+    """What ``wf.forgetting`` returns, to be used in a ``with`` statement."""
+
+    def __init__(self, owner: FilteredModel, rows: Rows | None):
+        self._owner, self._rows = owner, rows
+        self._entered = False
+
+    def __enter__(self) -> FilteredModel:
+        block = Block(self._owner, self._rows)
+        self._entered = True
+        _open(block)
+        return self._owner
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the innermost block that this object opened in this context."""
+        mine = [b for b in _BLOCKS.get() if b.owner is self._owner and b.is_open]
+        if mine:
+            _close(mine[-1])
+
+    def __del__(self) -> None:
+        if not self._entered:
+            warnings.warn(
+                "wf.forgetting(...) was not entered and did nothing. Write "
+                "'with wf.forgetting(3): ...'.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def innermost(owner: FilteredModel) -> Block | None:
+    """The block of ``owner`` that code running now is in, if any."""
+    for block in reversed(_BLOCKS.get()):
+        if block.owner is owner and block.holds():
+            return block
+    return None
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Inside, entries are passed through: the forward that runs has its own gates or none."""
+    token = _RUNNING.set(True)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def is_any_open() -> bool:
+    """Whether this context has a block at all; most forwards need to know no more."""
+    return bool(_BLOCKS.get())
+
+
+def refuse_inside(base: nn.Module, what: str) -> None:
+    """Stop where this context is in a block of a model around ``base``."""
+    for block in _BLOCKS.get():
+        if block.owner.base is base and block.holds():
+            raise RuntimeError(f"{what} inside a forgetting block. Leave the block first.")
+
+
+def _open(block: Block) -> None:
+    _BLOCKS.set((*_BLOCKS.get(), block))
+    with _LOCK:
+        block.owner.open_blocks += 1
+        if block.owner.open_blocks == 1 and not block.owner.is_compiled:
+            _put_entries(block.owner)
+
+
+def _close(block: Block) -> None:
+    block.is_open = False
+    block.generator = None
+    _BLOCKS.set(tuple(other for other in _BLOCKS.get() if other is not block))
+    with _LOCK:
+        block.owner.open_blocks -= 1
+        if block.owner.open_blocks == 0:
+            _take_entries(block.owner)
+
+
+class Entry:
+    """Stands in for a module's method and runs it with the gates of the block it is called in."""
+
+    def __init__(self, module: nn.Module, name: str):
+        self.module, self.name = module, name
+        self.owners: list[FilteredModel] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The method's result, under the gates of the block that the call is in, if any."""
+        method = getattr(type(self.module), self.name)
+        if not _RUNNING.get():
+            for owner in list(self.owners):
+                block = innermost(owner)
+                if block is not None and block.rows is not None:
+                    return owner.run_part(method, block.rows, self.module, *args, **kwargs)
+        return method(self.module, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[nn.Module, str]]:
+        """Copies and pickles made by another context meanwhile get the plain method."""
+        return _method, (self.module, self.name)
+
+
+def _method(module: nn.Module, name: str) -> MethodType:
+    return MethodType(getattr(type(module), name), module)
+
+
+def strip_methods(model: nn.Module) -> None:
+    """In place: forget the plain methods that a copy made during a block got for its entries."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            own = isinstance(value, MethodType) and value.__self__ is module
+            if own and name.startswith("forward"):
+                delattr(module, name)
+
+
+def _put_entries(owner: FilteredModel) -> None:
+    """In place: on every module's ``forward``, and on what else of the kind the model has."""
+    for module in owner.base.modules():
+        names = ["forward"]
+        if module is owner.base:
+            names = [n for n in dir(type(module)) if _is_forward(module, n)]
+        for name in names:
+            entry = vars(module).get(name)
+            if entry is not None and not isinstance(entry, Entry):
+                continue  # the model's own replacement; what it calls has entries
+            if entry is None:
+                entry = Entry(module, name)
+                object.__setattr__(module, name, entry)
+            entry.owners.append(owner)
+
+
+def _take_entries(owner: FilteredModel) -> None:
+    for module in owner.base.modules():
+        for name, entry in list(vars(module).items()):
+            if isinstance(entry, Entry) and owner in entry.owners:
+                entry.owners.remove(owner)
+                if not entry.owners:
+                    object.__delattr__(module, name)
+
+
+def _is_forward(module: nn.Module, name: str) -> bool:
+    """``forward`` itself, and what timm calls ``forward_features`` and the like."""
+    method = inspect.getattr_static(type(module), name)
+    return name.startswith("forward") and inspect.isfunction(method)
+
+
+def _generator(frame: FrameType | None) -> FrameType | None:
+    """The innermost generator on the stack that is not half of a with statement."""
+    while frame is not None:
+        if frame.f_code.co_flags & _GENERATOR and not _is_driven(frame.f_back):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _is_driven(caller: FrameType | None) -> bool:
+    return caller is not None and caller.f_globals.get("__name__") in _DRIVERS
+
+
+def _on_stack(wanted: FrameType) -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame is wanted:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _home() -> tuple[int, object]:
+    """Which thread and asyncio task this is."""
+    loop = asyncio._get_running_loop()
+    return threading.get_ident(), None if loop is None else asyncio.current_task(loop)

@@ -7,7 +7,6 @@ of a mixed batch are one gather (or one matrix product for sets) and one sigmoid
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -121,24 +120,6 @@ def class_index(name: int | str, num_classes: int, class_names: Sequence[str] | 
     return int(name)
 
 
-def one_set(
-    forget: object, num_classes: int, class_names: Sequence[str] | None, device: torch.device
-) -> Tensor | None:
-    """The bool vector ``(num_classes,)`` of one class or set; ``None`` for anything per sample."""
-    if isinstance(forget, Tensor):
-        return None
-    members: list[Any] = list(forget) if isinstance(forget, (set, frozenset)) else [forget]
-    if any(isinstance(m, bool) or not isinstance(m, (int, str)) for m in members):
-        raise TypeError(
-            f"forget={forget!r} is not understood. Pass one class (int or name), a set of classes "
-            "such as {1, 2}, int64 labels (batch,) or a bool matrix (batch, num_classes)."
-        )
-    rows = [class_index(member, num_classes, class_names) for member in members]
-    chosen = torch.zeros(num_classes, dtype=torch.bool, device=device)
-    chosen[rows] = True
-    return chosen
-
-
 def traced(x: Tensor) -> bool:
     """Whether this call is being traced; ``torch.compiler.is_compiling`` is one for all threads."""
     if torch.compiler.is_dynamo_compiling():
@@ -150,38 +131,3 @@ def readable(values: Tensor) -> bool:
     """Whether Python can look at values for free: on the CPU, not traced, not under vmap."""
     batched = torch._C._functorch.is_batchedtensor(values)
     return values.device.type == "cpu" and not batched and not traced(values)
-
-
-def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
-    """Refuse labels or sets of the wrong dtype, length or range.
-
-    Values are only looked at where they are ``readable``; elsewhere the gather itself stops at a
-    label out of range.
-    """
-    if forget.dtype == torch.bool:
-        expected = f"({batch}, {num_classes})"
-        if tuple(forget.shape) != (batch, num_classes):
-            raise ValueError(
-                f"forget is a bool tensor of shape {tuple(forget.shape)}.\n"
-                f"A set of classes per sample needs shape {expected}; one class per sample needs "
-                "int64 labels."
-            )
-        return
-    if forget.dtype != torch.int64:
-        raise TypeError(
-            f"forget has dtype {str(forget.dtype).removeprefix('torch.')}. Labels must be int64 "
-            "(use labels.long()) and sets bool: other dtypes would index as masks or be rounded."
-        )
-    if forget.ndim != 1 or len(forget) != batch:
-        raise ValueError(
-            f"forget has {len(forget) if forget.ndim == 1 else tuple(forget.shape)} entries for a "
-            f"batch of {batch}. Pass one label per sample, or one int for all."
-        )
-    if readable(forget) and batch:
-        low, high = (int(value) for value in forget.aminmax())
-        if low < -1 or high >= num_classes:
-            bad = low if low < -1 else high
-            raise ValueError(
-                f"forget={bad} is outside 0..{num_classes - 1}: these filters were made for "
-                f"{num_classes} classes. Use -1 for a sample that forgets nothing."
-            )

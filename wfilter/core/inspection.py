@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from wfilter.core.gates import slices
 from wfilter.core.layouts import Layout, possible_layouts
-from wfilter.core.marking import MarkMode, ProbeMode
+from wfilter.core.marking import InspectMode, MarkMode
+from wfilter.core.outputs import Inputs, batch_axes, logits_of, take_apart
 from wfilter.core.rules import Site
 from wfilter.core.targets import CONVOLUTIONS, Target, is_standardised
 
 # Prime, so that few axes divide by it; sample 1 is not in its middle, so that a flip shows.
-PROBE_BATCH = 5
+MARKED_BATCH = 5
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,35 @@ class Finding:
         if self.by == "unused":
             return "unused"
         return "fused" if self.by == "output" and self.layout is not None else "exact"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known about inputs of one shape.
+
+    ``axes`` says where the samples lie in each tensor of the output; ``mixes`` whether one sample's
+    output depends on the others; ``classes`` is the number of logits, if they have their own axis.
+    """
+
+    key: object
+    findings: tuple[Finding, ...]
+    axes: tuple[int | None, ...]
+    mixes: bool
+    classes: int | None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a mixed batch runs as one forward of the base model."""
+        return all(finding.path == "fused" for finding in self.findings)
+
+    def refuse_mixing(self, model: nn.Module) -> None:
+        """Stop where the samples of a batch are not independent."""
+        if self.mixes:
+            raise ValueError(
+                f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on "
+                "the others, so a batch in which each sample forgets its own class has no defined "
+                "answer. Use a model whose samples are independent in eval mode."
+            )
 
 
 @dataclass(frozen=True)
@@ -93,7 +122,7 @@ def make_sites(
     findings: Sequence[Finding] | None = None,
     pinned: frozenset[int] = frozenset(),
 ) -> dict[int, Site]:
-    """Identity of each target's tensor -> its site; after a probe, only those gated by output."""
+    """Identity of each target's tensor -> its site; given findings, those gated by output."""
     where, sites = slices(targets), {}
     for index, target in enumerate(targets):
         if target.unit_axis is None or index in pinned:
@@ -111,37 +140,51 @@ def make_sites(
 
 
 @torch.no_grad()
-def probe(
-    model: nn.Module, targets: Sequence[Target], example: Tensor
-) -> tuple[tuple[Finding, ...], object, bool]:
-    """Run the model on a marked batch of ``example``'s shape.
-
-    Gives findings per target, the output, and whether a sample's output depends on other samples.
+def inspect(model: nn.Module, targets: Sequence[Target], example: Inputs) -> Inspection:
+    """Run the model on a marked batch of the example's shape, and note how it uses each target.
 
     Args:
         model: The base model, in eval mode.
         targets: What to look for.
-        example: One sample ``(1, ...)`` or more; only shape, dtype and device matter.
+        example: One sample or more; of the images only shape, dtype and device matter.
     """
-    if not example.is_floating_point():
+    kind = example.images.dtype
+    if not kind.is_floating_point:
         raise TypeError(
-            f"the model's input has dtype {str(example.dtype).removeprefix('torch.')}. Weight "
+            f"the model's input has dtype {str(kind).removeprefix('torch.')}. Weight "
             "filtering needs a floating-point input, in which one sample can be marked with NaN."
         )
-    shape = (PROBE_BATCH, *example.shape[1:])
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(shape, generator=generator).to(example.device, example.dtype)
-    clean, images[1] = images.clone(), float("nan")
+    clean, marked = _marked_batch(example)
     whole = {id(parameter_of(model, t)): Site(i, 0, 0) for i, t in enumerate(targets)}
-    mode = ProbeMode({**whole, **make_sites(model, targets)}, PROBE_BATCH)
+    mode = InspectMode({**whole, **make_sites(model, targets)}, MARKED_BATCH)
     with _buffers_kept(model):
         with mode:
-            output = model(images)
+            output = marked.run(model)
+        one = clean.of_samples(torch.tensor([0])).run(model)
+        axes = batch_axes(take_apart(output)[0], take_apart(one)[0])
         for index in range(len(targets)):
-            _look_downstream(model, clean, mode, index)
-        mixes = _mixes_samples(model, clean, output)
-    findings = [_judge(t, mode, i) for i, t in enumerate(targets)]
-    return tuple(findings), output, mixes
+            _look_downstream(model, clean, mode, index, axes)
+        mixes = _mixes_samples(model, clean, output, axes)
+    findings = tuple(_judge(t, mode, i) for i, t in enumerate(targets))
+    return Inspection(example.key, findings, axes, mixes, _classes(output))
+
+
+def _marked_batch(example: Inputs) -> tuple[Inputs, Inputs]:
+    """A batch of random images of the example's shape, and the same with sample 1 all NaN."""
+    repeated = example.of_samples(torch.arange(MARKED_BATCH) % len(example.images))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(repeated.images.shape, generator=generator).to(example.images)
+    clean, images[1] = images.clone(), float("nan")
+    return repeated.with_images(clean), repeated.with_images(images)
+
+
+def _classes(output: object) -> int | None:
+    """How many logits each sample has, if they can be told."""
+    try:
+        logits = logits_of(output)
+    except TypeError:
+        return None
+    return logits.shape[-1] if logits.ndim == 2 else None
 
 
 @contextmanager
@@ -156,49 +199,58 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def _mixes_samples(model: nn.Module, clean: Tensor, output: object) -> bool:
+Axes = Sequence[int | None]
+
+
+def _mixes_samples(model: nn.Module, clean: Inputs, output: object, axes: Axes) -> bool:
     """Whether sample 1, which is NaN, shows in the output of another.
 
     Where the model drops NaN on its way, another sample is put in the place of number 1 instead.
     """
-    others = [sample for sample in range(PROBE_BATCH) if sample != 1]
-    marked = [row.isnan().any(1) for row in _rows(output)]
+    others = [sample for sample in range(MARKED_BATCH) if sample != 1]
+    marked = [row.isnan().any(1) for row in _rows(output, axes)]
     if any(bool(row[others].any()) for row in marked):
         return True
     if all(bool(row[1]) for row in marked):
         return False
-    changed = clean.clone()
+    changed = clean.images.clone()
     changed[1] = 1 - changed[1]
-    pairs = zip(_rows(model(clean)), _rows(model(changed)))
+    before, after = clean.run(model), clean.with_images(changed).run(model)
+    pairs = zip(_rows(before, axes), _rows(after, axes))
     return not all(torch.allclose(a[others], b[others], 1e-3, 1e-5) for a, b in pairs)
 
 
-def _rows(output: object) -> list[Tensor]:
+def _rows(output: object, axes: Axes) -> list[Tensor]:
     """The floating-point tensors of an output that have a row per sample, ``(batch, ...)``."""
-    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    leaves = [leaf for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
-    return [leaf.reshape(PROBE_BATCH, -1) for leaf in leaves if leaf.shape[:1] == (PROBE_BATCH,)]
+    leaves = [
+        leaf.movedim(axis, 0)
+        for leaf, axis in zip(take_apart(output)[0], axes)
+        if axis is not None and leaf.is_floating_point() and leaf.numel()
+    ]
+    return [leaf.reshape(MARKED_BATCH, -1) for leaf in leaves if len(leaf) == MARKED_BATCH]
 
 
-def _look_downstream(model: nn.Module, clean: Tensor, mode: ProbeMode, index: int) -> None:
+def _look_downstream(
+    model: nn.Module, clean: Inputs, mode: InspectMode, index: int, axes: Axes
+) -> None:
     """Where an output does not depend on the input, see which logits depend on the output.
 
-    So it is with the query of a class token that is still the same for all samples.
+    The query of a class token is an example: in the first block it is the same for all samples.
     """
     use = mode.uses[index]
     if use.layouts != {None} or use.unknown or len(use.shapes) != 1:
         return
     ((shape, axis),) = use.shapes
-    for layout in possible_layouts(shape, axis, PROBE_BATCH):
-        with MarkMode(mode.sites, index, layout, PROBE_BATCH):
-            rows = _rows(model(clean))
+    for layout in possible_layouts(shape, axis, MARKED_BATCH):
+        with MarkMode(mode.sites, index, layout, MARKED_BATCH):
+            rows = _rows(clean.run(model), axes)
         marked = torch.stack([row.isnan().any(1) for row in rows]).any(0).tolist() if rows else []
-        if marked == [sample == 1 for sample in range(PROBE_BATCH)]:
+        if marked == [sample == 1 for sample in range(MARKED_BATCH)]:
             use.layouts = {layout}
             return
 
 
-def _judge(target: Target, mode: ProbeMode, index: int) -> Finding:
+def _judge(target: Target, mode: InspectMode, index: int) -> Finding:
     use = mode.uses[index]
     called = ", ".join(dict.fromkeys(use.functions))
     if not use.functions and not use.unknown:

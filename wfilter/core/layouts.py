@@ -62,8 +62,8 @@ def unfold(output: Tensor, layout: Layout, batch: int) -> Tensor:
     if output.shape[layout.axis] != batch * layout.times:
         raise RuntimeError(
             f"a filtered layer gave {output.shape[layout.axis]} entries for {batch} samples, "
-            f"where the probe saw {layout.times} for each. Call wf.probe(images) with images of "
-            "this size; a model that splits its batch needs smaller batches."
+            f"where the inspection saw {layout.times} for each. Call wf.inspect(images) with "
+            "images of this size; a model that splits its batch needs smaller batches."
         )
     if layout.order == "plain":
         return output

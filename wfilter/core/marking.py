@@ -1,4 +1,4 @@
-"""The modes of a probe: one sample is marked with NaN, and its marks are followed."""
+"""The modes of an inspection: one sample is marked with NaN, and its marks are followed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wfilter.core.rules import Function, InterceptMode, Site
 
 @dataclass
 class Use:
-    """What the probe saw of one target."""
+    """What the inspection saw of one target."""
 
     functions: list[str] = field(default_factory=list)
     layouts: set[Layout | None] = field(default_factory=set)
@@ -23,14 +23,14 @@ class Use:
     unknown: list[str] = field(default_factory=list)
 
 
-class ProbeMode(InterceptMode):
+class InspectMode(InterceptMode):
     """Run the model unchanged and note how each target is used, and where its samples lie.
 
     The batch has ``batch`` samples of which number 1 is NaN, so the entries of an output that
     depend on that sample are those that are NaN.
     """
 
-    probing = True
+    inspecting = True
 
     def __init__(self, sites: dict[int, Site], batch: int):
         super().__init__(sites)

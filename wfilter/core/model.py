@@ -1,55 +1,58 @@
-"""``FilteredModel``: the base model and its filters as one module."""
+"""``FilteredModel``: the base model and its filters as one module.
+
+The way of ``wf(x, forget=...)``: ``forward`` reads what is to be forgotten, ``_forget`` turns it
+into gates, and ``paths.run_path`` runs the base model under these.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
 
 from wfilter.core import gates as _gates
-from wfilter.core.bake import bake
-from wfilter.core.filters import WeightFilter, is_marked, parametrized
-from wfilter.core.forgetting import Blocks, Scope, refuse_mixed_threads
+from wfilter.core.bake import SnapEffect, bake, measure_snap, snapped
+from wfilter.core.compiling import Compiled, compile_forwards
+from wfilter.core.filters import is_marked
+from wfilter.core.forget import (
+    Forget,
+    Rows,
+    as_sets,
+    one_for_all,
+    per_sample,
+    read_forget,
+    refuse_other_classes,
+)
+from wfilter.core.forgetting import (
+    Forgetting,
+    innermost,
+    is_any_open,
+    refuse_inside,
+    running,
+    strip_methods,
+)
 from wfilter.core.gates import ByTarget
-from wfilter.core.inspection import Finding, Plan, make_plan, make_sites, parameter_of, probe
-from wfilter.core.modes import GateMode
+from wfilter.core.head import Head, find_head
+from wfilter.core.inspection import Inspection, Plan, inspect, make_plan, parameter_of
+from wfilter.core.oracle import compare
+from wfilter.core.outputs import Inputs, read_inputs
+from wfilter.core.paths import gate_mode, plain_features, run_path
 from wfilter.core.prune import prune as prune_model
+from wfilter.core.refusals import (
+    check_base,
+    check_values,
+    refuse_bad_alphas,
+    refuse_recomputation,
+)
+from wfilter.core.sharing import Pins, run_replicated
 from wfilter.core.targets import Target
 
 if TYPE_CHECKING:
     from wfilter.evaluation.report import Report
-
-Forget = Union[None, int, str, "set[int]", "set[str]", "frozenset[int]", "frozenset[str]", Tensor]
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The two forwards through ``torch.compile``: of a mixed batch, and of the base model."""
-
-    gated: Callable[[Tensor, Tensor], Any]
-    plain: Callable[[Tensor], Any]
-
-
-@dataclass(frozen=True)
-class SnapEffect:
-    """What exact gates would change: counts of units, and the move of the logits."""
-
-    closed: int
-    opened: int
-    between: int
-    largest_move: float
-    predictions_changed: float
 
 
 class FilteredModel(nn.Module):
@@ -66,13 +69,15 @@ class FilteredModel(nn.Module):
         targets: What is filtered.
         sparse: Whether label gradients touch only the rows of the batch (for many classes).
         hard: Whether gates are rounded to exactly 0 or 1, with straight-through gradients.
+        feature_rows: ``None``, or a function that edits what the head sees: it gets the features
+            ``(batch, ..., width)`` and bool sets ``(batch, num_classes)``, and returns features.
     """
 
     def __init__(
         self,
         base: nn.Module,
         targets: Sequence[Target],
-        findings: Sequence[Finding],
+        inspection: Inspection,
         num_classes: int,
         init: float,
         class_names: Sequence[str] | None,
@@ -86,6 +91,7 @@ class FilteredModel(nn.Module):
         self.granularity = granularity
         self.sparse = False
         self.hard = False
+        self.feature_rows: Callable[[Tensor, Tensor], Tensor] | None = None
         first = parameter_of(base, self.targets[0])
         self.alphas = nn.Parameter(
             torch.full(
@@ -95,24 +101,25 @@ class FilteredModel(nn.Module):
                 dtype=torch.promote_types(first.dtype, torch.float32),
             )
         )
-        self._findings = tuple(findings)
-        self._pinned: frozenset[int] = frozenset()
-        self._pinned_at: int | None = None  # version of the alphas at which that was looked at
-        self._shares: bool | None = None  # not known yet
-        self._probed: dict[tuple[int, ...], tuple[Finding, ...]] = {}
-        self._blocks = Blocks()
+        self.pins = Pins()
+        self.open_blocks = 0  # in all contexts; see forgetting.py
+        self._latest = inspection
+        self._inspected: dict[object, Inspection] = {inspection.key: inspection}
+        self._heads: dict[object, Head] = {}
         self._compiled: Compiled | None = None
 
     # ---- forward ------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, forget: Forget = None) -> Any:
+    def forward(self, x: Tensor | None = None, forget: Forget = None, **others: Any) -> Any:
         """The base model's output, with each sample forgetting what ``forget`` says.
 
         Args:
-            x: A batch of images.
+            x: A batch of images; may also be given under the base model's own keyword.
             forget: ``None`` (the base model), one class (index or name) or a Python set of classes
                 for the whole batch, int64 labels ``(batch,)`` with -1 for "nothing", or a bool
                 matrix ``(batch, num_classes)`` with a set per sample.
+            others: Further inputs of the base model. A tensor as long as the batch belongs to its
+                images, entry by entry; anything else to all of them.
 
         Example:
             >>> import wfilter
@@ -121,67 +128,129 @@ class FilteredModel(nn.Module):
             >>> torch.equal(wf(x), wf.base(x)), wf(x, forget=torch.tensor([2, -1])).shape
             (True, torch.Size([2, 3]))
         """
-        if _gates.traced(x):
-            return self._forward(x, self._per_sample(x, forget))
-        if not is_marked(self.base):
-            raise RuntimeError("the filters of this model were removed. Apply them again.")
-        if self.base.training:
-            raise RuntimeError(
-                "the base model was put in training mode, where BatchNorm mixes samples and drifts."
-                " Call wf.base.eval(); wf.train() leaves it in eval mode."
-            )
-        opened = self._blocks.opened
-        try:
-            return self._checked(x, forget, self._blocks.own())
-        finally:  # whatever came of it, the weights were not what they seemed
-            if self._blocks.opened != opened:
-                refuse_mixed_threads()
+        inputs = read_inputs(x, others)
+        if _gates.traced(inputs.images):
+            return self._traced(inputs, forget)
+        wanted = self._wanted(inputs, forget)
+        if wanted is None or not len(inputs.images):
+            return self._plain(inputs)
+        check_values(self, wanted)
+        return self._forget(inputs, wanted)
 
-    def _checked(self, x: Tensor, forget: Forget, scope: Scope | None) -> Any:
-        """The part outside the compiled graph: refusals, blocks and probes, then the forward."""
-        compiled = self._compiled
-        if forget is None and scope is None:
-            return self.base(x) if compiled is None else compiled.plain(x)
-        self._refuse_recomputation()
+    def features(self, x: Tensor | None = None, forget: Forget = None, **others: Any) -> Tensor:
+        """What the head sees, ``(batch, width)``, with the same meaning of ``forget``.
+
+        The head is the linear map that makes the logits; positions are averaged where it runs on
+        several, and the inputs of several heads (distilled DeiT) lie side by side.
+
+        Example:
+            >>> import wfilter
+            >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> wf = wfilter.apply_weight_filtering(net, targets="0.*")
+            >>> wf.features(torch.ones(2, 4), forget=torch.tensor([2, -1])).shape
+            torch.Size([2, 8])
+        """
+        inputs = read_inputs(x, others)
+        wanted = self._wanted(inputs, forget)
+        if wanted is None:
+            return plain_features(self, inputs)
+        check_values(self, wanted)
+        features: Tensor = self._forget(inputs, wanted, features=True)
+        return features
+
+    def run_gated(
+        self, x: Tensor | None, gates: Tensor, *, replicas: int = 1, **others: Any
+    ) -> Any:
+        """The base model under the gates given, for all targets in the order of ``wf.targets``.
+
+        Args:
+            x: A batch of images.
+            gates: ``(total_units,)``, one row for all samples, or ``(batch, total_units)``.
+            replicas: How many rows of ``gates`` each sample has, grouped by sample; more than one
+                needs filters that can share (see ``replicated``).
+            others: Further inputs of the base model.
+
+        Example:
+            >>> import wfilter
+            >>> wf = wfilter.apply_weight_filtering(nn.Linear(4, 3), targets="*")
+            >>> x = torch.ones(2, 4)
+            >>> torch.allclose(wf.run_gated(x, torch.ones(2, 6)), wf(x))
+            True
+        """
+        inputs = read_inputs(x, others)
+        return run_path(self, inputs, gates, replicas=replicas)
+
+    def _traced(self, inputs: Inputs, forget: Forget) -> Any:
+        """The part of ``forward`` that a graph holds: no checks of values, no inspection."""
+        if self.open_blocks:
+            return self._outside_graph(inputs, forget)
         if forget is None:
-            if compiled is None:
-                return self.base(x)  # parametrized by the scope
-            row = None if scope is None else scope.row
-            nothing = torch.zeros(self.num_classes, dtype=torch.bool)
-            forget = (nothing if row is None else row).expand(len(x), -1)
-        with nullcontext() if scope is None else scope.suspended():
-            self._check_values(forget)
-            per_sample = self._per_sample(x, forget)
-            assert per_sample is not None
-            if not len(x):
-                return self.base(x)
-            if self._needs_probe(x):
-                self.probe(x)
-            if compiled is not None:
-                return compiled.gated(x, self._mixed_gates(per_sample))
-            return self._forward(x, self._one_row(forget) or per_sample)
+            return inputs.run(self.base)
+        batch = inputs.images.shape[0]
+        wanted = read_forget(forget, batch, self.num_classes, self.class_names)
+        return self._forget(inputs, self._per_sample(wanted, batch))
 
-    def _forward(self, x: Tensor, forget: Tensor | _Row | None) -> Any:
-        """Gates, then the path that fits."""
-        if forget is None:
-            return self.base(x)
-        if isinstance(forget, _Row):
-            return self._run(x, _gates.set_gates(self.alphas, forget.chosen, hard=self.hard))
-        return self._gated(x, self._mixed_gates(forget))
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _outside_graph(self, inputs: Inputs, forget: Forget) -> Any:
+        """Which block a call is in depends on its context, which no graph can hold."""
+        return self(inputs.images, forget, **inputs.others)
 
-    def _gated(self, x: Tensor, gates: Tensor) -> Any:
-        """The forward of a mixed batch; ``compile`` compiles this, so labels and sets share it."""
-        if all(finding.path == "fused" for finding in self._findings_for(x)):
-            return self._run(x, gates)
-        return vmap(self._one_sample, randomness="different")(x, gates)
+    def _wanted(self, inputs: Inputs, forget: Forget) -> Rows | Tensor | None:
+        """What this call forgets, by its argument or by its block."""
+        check_base(self.base)
+        if forget is not None:
+            batch = inputs.images.shape[0]
+            return read_forget(forget, batch, self.num_classes, self.class_names)
+        block = innermost(self) if is_any_open() else None
+        return None if block is None else block.rows
 
-    def _plain(self, x: Tensor) -> Any:
-        return self.base(x)
+    def _plain(self, inputs: Inputs) -> Any:
+        base = self.base if self._compiled is None else self._compiled.plain
+        if not is_any_open():
+            return inputs.run(base)
+        with running():
+            return inputs.run(base)
 
-    def _mixed_gates(self, forget: Tensor) -> Tensor:
+    def _forget(self, inputs: Inputs, wanted: Rows | Tensor, *, features: bool = False) -> Any:
+        """Gates for what is wanted, then the path that fits."""
+        refuse_recomputation(self)
+        compiled = None if features else self._compiled
+        batch = inputs.images.shape[0]
+        sets = None
+        if self.feature_rows is not None:
+            sets = as_sets(self._per_sample(wanted, batch), self.num_classes)
+        if isinstance(wanted, tuple) and compiled is None:
+            gates = self.row_gates(wanted)
+        else:
+            gates = self.mixed_gates(self._per_sample(wanted, batch))
+        if compiled is not None:
+            return compiled.gated(inputs, gates, sets)
+        return run_path(self, inputs, gates, sets, features=features)
+
+    def run_part(
+        self, method: Callable[..., Any], rows: Rows, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A method of the base model or of one of its modules, called inside a block."""
+        whole = module is self.base and method is type(module).forward
+        if whole and len(args) < 2:
+            return self(*args, **kwargs)
+        check_values(self, rows)
+        with running(), gate_mode(self, self._latest, self.row_gates(rows)):
+            return method(module, *args, **kwargs)
+
+    def row_gates(self, rows: Rows) -> Tensor:
+        """``(total_units,)`` for one class or set, without a look at the other rows."""
+        chosen = torch.ones(len(rows), dtype=torch.bool, device=self.alphas.device)
+        return _gates.set_gates(self.alphas[list(rows)], chosen, hard=self.hard)
+
+    def mixed_gates(self, forget: Tensor) -> Tensor:
+        """Gates ``(batch, total_units)`` for labels ``(batch,)`` or sets, checked before."""
         if forget.dtype == torch.bool:
             return _gates.set_gates(self.alphas, forget, hard=self.hard)
         return _gates.label_gates(self.alphas, forget, hard=self.hard, sparse=self.sparse)
+
+    def _per_sample(self, wanted: Rows | Tensor, batch: int) -> Tensor:
+        return per_sample(wanted, batch, self.num_classes, self.alphas.device)
 
     def replicated(self, x: Tensor, forget: Tensor) -> Any:
         """Several forgets per sample: ``forget`` has ``replicas * batch`` rows, grouped by sample.
@@ -190,166 +259,81 @@ class FilteredModel(nn.Module):
         where the model allows it; the result is that of ``wf(x.repeat_interleave(replicas, 0),
         forget)``.
         """
-        replicas = len(forget) // len(x)
-        _gates.check_per_sample(forget, len(x) * replicas, self.num_classes)
-        if self._needs_probe(x):
-            self.probe(x)
-        fused = all(finding.path == "fused" for finding in self._findings_for(x))
-        if self._pinned and replicas > 1 and fused and self._blocks.scope is None:
-            self._check_pinned()
-            if self._shares is None:
-                self._shares = self._can_share(x, replicas)
-            if self._shares:
-                return self._run(x, self._mixed_gates(forget), replicas)
-        return self(x.repeat_interleave(replicas, 0), forget)
-
-    @torch.no_grad()
-    def _can_share(self, x: Tensor, replicas: int) -> bool:
-        """Whether replicas can be one up to the first gate, tried with gates at random.
-
-        Not so where a shortcut leads around that gate, or the model reads its batch size before it.
-        """
-        generator = torch.Generator().manual_seed(0)
-        shape = (replicas * len(x), self.alphas.shape[1])
-        gates = torch.rand(shape, generator=generator).to(self.alphas)
-        try:
-            shared = self._run(x, gates, replicas)
-        except RuntimeError:
-            return False
-        alone = self._run(x.repeat_interleave(replicas, 0), gates)
-        if not isinstance(shared, Tensor) or shared.shape != alone.shape:
-            return False
-        return torch.allclose(shared, alone, 0.02, 1e-4)
+        return run_replicated(self, x, forget)
 
     def pin_open(self, names: Iterable[str]) -> None:
         """In place: fix targets with every gate at exactly 1, so that a forward skips them."""
-        chosen = set(names)
-        unknown = chosen - {target.name for target in self.targets}
-        if unknown:
-            raise ValueError(f"{sorted(unknown)[0]} is not a target. See wf.plan.")
-        with torch.no_grad():
-            for name in chosen:
-                self.alpha[name].fill_(_gates.HARD)
-        self._shares = None
-        self._pinned = frozenset(i for i, t in enumerate(self.targets) if t.name in chosen)
-        self._pinned_at = None
+        self.pins.pin_open(self, names)
 
-    def _one_sample(self, x: Tensor, gates: Tensor) -> Any:
-        output = self._run(x.unsqueeze(0), gates)
-        return tree_map(lambda t: t.squeeze(0), output)
+    # ---- inspection ---------------------------------------------------------------------------
 
-    def _run(self, x: Tensor, gates: Tensor, replicas: int = 1) -> Any:
-        """The base model, gated at outputs where a rule covers the target, at weights elsewhere.
-
-        ``gates`` is ``(total_units,)``, one row for all of ``x``, or ``(batch, total_units)``.
-        """
-        findings = self._findings_for(x)
-        weights = {}
-        if any(finding.by == "weight" for finding in findings):
-            by_target = ByTarget(self.targets, gates)
-            for index, (target, finding) in enumerate(zip(self.targets, findings)):
-                if finding.by == "weight" and index not in self._pinned:
-                    weight = parameter_of(self.base, target)
-                    gate = target.spread(by_target[target.name]).to(weight.dtype)
-                    weights[id(weight)] = index, weight * gate
-        sites = make_sites(self.base, self.targets, findings, self._pinned)
-        mode = GateMode(sites, gates, weights, replicas)
-        with _one_graph(), mode:
-            output = self.base(x)
-        if not torch.compiler.is_dynamo_compiling() and mode.idle():
-            raise RuntimeError(
-                f"{self.targets[mode.idle()[0]].name} was not gated in this forward, though the "
-                "probe saw it used. If a part of the model was compiled or replaced after "
-                "apply_weight_filtering, undo that; to compile, call wf.compile()."
-            )
-        return output
-
-    def _findings_for(self, x: Tensor) -> tuple[Finding, ...]:
-        return self._probed.get(tuple(x.shape[1:]), self._findings)
-
-    def _needs_probe(self, x: Tensor) -> bool:
-        return tuple(x.shape[1:]) not in self._probed
-
-    def probe(self, x: Tensor) -> Plan:
+    def inspect(self, x: Tensor | None = None, **others: Any) -> Plan:
         """Look again at how the model treats inputs of this shape; done by itself when needed.
 
         Call it before ``torch.compile(wf)`` meets an image size for the first time.
         """
-        findings, _, _ = probe(self.base, self.targets, x)
-        for target, finding in zip(self.targets, findings):
+        inputs = read_inputs(x, others)
+        with running():
+            inspection = inspect(self.base, self.targets, inputs)
+        for target, finding in zip(self.targets, inspection.findings):
             if finding.by == "unused":
                 raise RuntimeError(
                     f"{target.name} is filtered but not used for inputs of shape "
-                    f"{tuple(x.shape[1:])}: its gates would do nothing. Exclude it."
+                    f"{tuple(inputs.images.shape[1:])}: its gates would do nothing. Exclude it."
                 )
-        self._probed[tuple(x.shape[1:])] = findings
-        self._findings = findings
+        inspection.refuse_mixing(self.base)
+        self._inspected[inputs.key] = self._latest = inspection
         return self.plan
 
-    # ---- what to forget -----------------------------------------------------------------------
+    def probe(self, x: Tensor) -> Plan:
+        """The old name of ``inspect``."""
+        warnings.warn("wf.probe is now wf.inspect.", DeprecationWarning, stacklevel=2)
+        return self.inspect(x)
 
-    def _one_row(self, forget: Forget) -> _Row | None:
-        chosen = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
-        return None if chosen is None else _Row(chosen)
+    def inspection_of(self, inputs: Inputs) -> Inspection:
+        """What is known about inputs of this shape, looked at now if they are the first."""
+        key = inputs.key
+        if key in self._inspected or _gates.traced(inputs.images):
+            return self._inspected.get(key, self._latest)
+        self.inspect(**{inputs.keyword or "x": inputs.images, **inputs.others})
+        return self._inspected[key]
 
-    def _per_sample(self, x: Tensor, forget: Forget) -> Tensor | None:
-        """Labels or sets on the right device; one class or set is repeated for the batch."""
-        if forget is None:
-            return None
-        batch, device = x.shape[0], self.alphas.device
-        if isinstance(forget, int) and not isinstance(forget, bool):
-            row = _gates.class_index(forget, self.num_classes, self.class_names)
-            return torch.full((batch,), row, device=device)
-        chosen = _gates.one_set(forget, self.num_classes, self.class_names, device)
-        if chosen is not None:
-            return chosen.expand(batch, -1)
-        assert isinstance(forget, Tensor)
-        _gates.check_per_sample(forget, batch, self.num_classes)
-        return forget.to(device, non_blocking=True)
+    def is_fused(self, inputs: Inputs) -> bool:
+        """Whether a mixed batch of these inputs runs as one forward of the base model."""
+        return self.inspection_of(inputs).is_fused
 
-    def _check_pinned(self) -> None:
-        """Refuse pinned alphas that are no longer open; waits for a device only after a change."""
-        version = None if self.alphas.is_inference() else self.alphas._version
-        if not self._pinned or (version is not None and version == self._pinned_at):
-            return
-        names = [self.targets[index].name for index in sorted(self._pinned)]
-        is_open = torch.stack([(self.alpha[name] == _gates.HARD).all() for name in names]).tolist()
-        if not all(is_open):
-            raise RuntimeError(
-                f"{names[is_open.index(False)]} is pinned open, but its alphas were changed and "
-                "would be ignored. Call wf.pin_open([]) to let all gates act again."
-            )
-        self._pinned_at = version
+    def head(self, inputs: Inputs) -> Head:
+        """Where the logits are made; see ``head.py``."""
+        if inputs.key not in self._heads:
+            some = inputs.of_samples(torch.arange(min(2, len(inputs.images))))
+            with running():
+                self._heads[inputs.key] = find_head(self.base, some)
+        return self._heads[inputs.key]
 
-    def _check_values(self, forget: Forget) -> None:
-        self._check_pinned()
-        if not _gates.readable(self.alphas):
-            return  # looking at values would wait for the device
-        labels = forget if isinstance(forget, Tensor) and forget.dtype == torch.int64 else None
-        if labels is not None and labels.numel() and _gates.readable(labels):
-            rows = self.alphas[labels.clamp(0, self.num_classes - 1).flatten()]
-        else:
-            rows = self.alphas
-        if not bool(torch.isfinite(rows.detach().sum())):
-            self._refuse_bad_alphas()
+    # ---- refusals -----------------------------------------------------------------------------
 
-    def _refuse_bad_alphas(self) -> None:
-        bad = [name for name, alpha in self.alpha.items() if not alpha.isfinite().all()]
-        if bad:
-            raise ValueError(
-                f"the alphas of {bad[0]} contain NaN or infinity ({len(bad)} targets). Load the "
-                f"last good checkpoint; for a gate at exactly 0 or 1 use -/+{_gates.HARD:.0f}."
-            )
+    def refuse_other_classes(self, data: object) -> None:
+        """Stop where data names its classes otherwise: a label would reach another class's row.
 
-    @contextmanager
-    def forgetting(self, forget: Forget) -> Iterator[FilteredModel]:
+        Names are looked for in ``data.class_names`` and ``data.dataset.class_names``.
+        """
+        refuse_other_classes(self.class_names, data)
+
+    def refuse_inside_forgetting(self, what: str) -> None:
+        """Stop where a block of this context would be ignored."""
+        refuse_inside(self.base, what)
+
+    # ---- blocks -------------------------------------------------------------------------------
+
+    def forgetting(self, forget: Forget) -> Forgetting:
         """Inside, every forward forgets this class or set, also calls of ``wf.base`` itself.
 
         (After ``wf.compile()`` only calls of ``wf``: there the base model stays as it is.)
 
-        The gated weights are computed once, so a forward costs what the base model costs. Blocks
-        nest, the innermost holds; an explicit ``forget=`` argument wins. A block belongs to the
-        thread that opened it: other threads must pass ``forget=``, and are refused meanwhile.
+        Blocks nest, the innermost holds; an explicit ``forget=`` argument wins. A block belongs to
+        the context that opened it: other threads and asyncio tasks never see it, tasks started
+        inside inherit it, and one opened in a generator holds while that generator runs.
+        Parameters and ``state_dict`` of the base model stay as they are.
 
         Example:
             >>> import wfilter
@@ -360,69 +344,12 @@ class FilteredModel(nn.Module):
             >>> torch.allclose(inside, wf(x, forget=2))
             True
         """
-        row = None if forget is None else self._whole_row(forget, "forgetting")
-        self._check_values(None)
-        with self._blocks.entered(row, self._filtered_base()):
-            yield self
+        rows = None if forget is None else self._one_for_all(forget, "forgetting")
+        check_values(self, rows or ())
+        return Forgetting(self, rows)
 
-    def _filtered_base(self) -> AbstractContextManager[list[WeightFilter]]:
-        """Parametrize the base model for a block; a compiled forward passes the row along instead.
-
-        Parametrizing changes the classes of modules, which would compile anew at every block.
-        """
-        if self._compiled is not None:
-            return nullcontext([])
-        return parametrized(self.base, self.targets, self.alphas, self._gate_now)
-
-    def _gate_now(self, name: str) -> Tensor:
-        """The gates of one target in the innermost block."""
-        scope = self._blocks.scope
-        row = None if scope is None else scope.row
-        if row is None:  # a forward of another thread, while a block opens or closes
-            refuse_mixed_threads()
-        return _gates.set_gates(self.alpha[name], row, hard=self.hard)
-
-    def _whole_row(self, forget: Forget, where: str) -> Tensor:
-        row = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
-        if row is None:
-            raise TypeError(
-                f"{where} takes one class or one set of classes for all samples. Pass labels per "
-                "sample to the call: wf(x, forget=labels)."
-            )
-        return row
-
-    def refuse_other_classes(self, data: object) -> None:
-        """Stop where data names its classes otherwise: a label would reach another class's row.
-
-        Names are looked for in ``data.class_names`` and ``data.dataset.class_names``.
-        """
-        inner = getattr(data, "dataset", None)
-        names = getattr(data, "class_names", None) or getattr(inner, "class_names", None)
-        if names is None or self.class_names is None or tuple(names) == self.class_names:
-            return
-        pairs = zip_longest(self.class_names, names)
-        row, (ours, theirs) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
-        raise ValueError(
-            f"class {row} is {ours!r} for these filters, but {theirs!r} in the data.\n"
-            "Give the data the order of wf.class_names."
-        )
-
-    def refuse_inside_forgetting(self, what: str) -> None:
-        """Stop where the base model must not be parametrized."""
-        if self._blocks.scope is not None:
-            raise RuntimeError(f"{what} inside a forgetting block. Leave the block first.")
-
-    def _refuse_recomputation(self) -> None:
-        """Gradient checkpointing runs layers again in the backward pass, without the gates."""
-        if not torch.is_grad_enabled() or not self.alphas.requires_grad:
-            return
-        for name, module in self.base.named_modules():
-            if getattr(module, "grad_checkpointing", False) is True:
-                raise RuntimeError(
-                    f"gradient checkpointing is on in {name or type(module).__name__}: its "
-                    "recomputation would run without gates, and alphas would get wrong gradients. "
-                    "Call model.set_grad_checkpointing(False), or use torch.no_grad()."
-                )
+    def _one_for_all(self, forget: Forget, where: str) -> Rows:
+        return one_for_all(forget, self.num_classes, self.class_names, where)
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -433,42 +360,39 @@ class FilteredModel(nn.Module):
 
     def gates(self, forget: Forget) -> Mapping[str, Tensor]:
         """Parameter name -> gates: ``(units,)`` for one class or set, ``(batch, units)`` else."""
-        chosen = None
-        if forget is not None:
-            chosen = _gates.one_set(forget, self.num_classes, self.class_names, self.alphas.device)
-        if chosen is not None:
-            return ByTarget(self.targets, _gates.set_gates(self.alphas, chosen, hard=self.hard))
-        if not isinstance(forget, Tensor):
+        if forget is None:
             return ByTarget(self.targets, torch.ones_like(self.alphas[0]))
-        _gates.check_per_sample(forget, len(forget), self.num_classes)
-        return ByTarget(self.targets, self._mixed_gates(forget.to(self.alphas.device)))
+        wanted = read_forget(forget, None, self.num_classes, self.class_names)
+        if isinstance(wanted, tuple):
+            return ByTarget(self.targets, self.row_gates(wanted))
+        return ByTarget(self.targets, self.mixed_gates(wanted.to(self.alphas.device)))
 
     @property
     def plan(self) -> Plan:
         """One row per target: name, shape, units, path (fused or exact) and why."""
-        return make_plan(self.targets, self._findings)
+        return make_plan(self.targets, self._latest.findings)
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """Names of the targets that are pinned open."""
+        return tuple(self.targets[index].name for index in sorted(self.pins.indices))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether forwards run through ``torch.compile``."""
+        return self._compiled is not None
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The alphas, for your own optimiser and loop."""
         return [self.alphas]
 
-    def verify(self, x: Tensor, forget: Forget) -> dict[str, float]:
+    def verify(self, x: Tensor | None, forget: Forget, **others: Any) -> dict[str, float]:
         """Largest difference between the fast path and the one-sample-at-a-time oracle, per path.
 
         ``"fused"`` or ``"exact"``, whichever these filters take for a mixed batch.
         """
-        from wfilter.core.oracle import one_at_a_time
-
         self.refuse_inside_forgetting("verify")
-        with torch.no_grad():
-            labels = self._per_sample(x, forget)
-            if labels is None:
-                raise TypeError("verify compares filtered forwards. Pass what to forget.")
-            fast = self(x, forget=labels)
-            slow = one_at_a_time(self, x, labels)
-        fused = all(finding.path == "fused" for finding in self._findings_for(x))
-        pairs = zip(tree_leaves(fast), tree_leaves(slow))
-        return {"fused" if fused else "exact": max(float((a - b).abs().max()) for a, b in pairs)}
+        return compare(self, read_inputs(x, others), forget)
 
     # ---- results ------------------------------------------------------------------------------
 
@@ -498,27 +422,17 @@ class FilteredModel(nn.Module):
             'Linear'
         """
         self.refuse_inside_forgetting("bake")
-        self._refuse_bad_alphas()
-        row = self._whole_row(forget, "bake")
+        refuse_bad_alphas(self)
         with torch.no_grad():
-            gates = _snapped(_gates.set_gates(self.alphas, row, hard=self.hard), snap)
+            gates = snapped(self.row_gates(self._one_for_all(forget, "bake")), snap)
         baked = bake(self.base, self.targets, ByTarget(self.targets, gates))
         return prune_model(baked, example_input).model if prune else baked
 
     @torch.no_grad()
     def snap_effect(self, x: Tensor, forget: Forget, snap: float) -> SnapEffect:
         """What ``bake(forget, snap=snap)`` would change, measured on ``x``."""
-        before, after = self.bake(forget).eval()(x), self.bake(forget, snap=snap).eval()(x)
-        row = self._whole_row(forget, "snap_effect")
-        gates = _gates.set_gates(self.alphas, row, hard=self.hard)
-        closed, opened = int((gates < snap).sum()), int((gates > 1 - snap).sum())
-        return SnapEffect(
-            closed,
-            opened,
-            gates.numel() - closed - opened,
-            float((before - after).abs().max()),
-            float((before.argmax(-1) != after.argmax(-1)).float().mean()),
-        )
+        gates = self.row_gates(self._one_for_all(forget, "snap_effect"))
+        return measure_snap(self.bake(forget), self.bake(forget, snap=snap), x, gates, snap)
 
     def save(self, path: str | Path, *, report: Report | None = None) -> Path:
         """Write the alphas (not the base model) to a safetensors file; see ``wfilter.load``.
@@ -539,16 +453,7 @@ class FilteredModel(nn.Module):
         needs on a CPU, it warns and stays eager.
         """
         self.refuse_inside_forgetting("compile")
-        inductor = kwargs.get("backend", "inductor") == "inductor"
-        if inductor and self.alphas.device.type == "cpu" and not has_compiler():
-            warnings.warn(
-                "torch.compile needs a C++ compiler on a CPU and finds none: forwards stay eager. "
-                "Install g++ or clang++, or set CXX.",
-                stacklevel=2,
-            )
-            return self
-        gated = torch.compile(self._gated, *args, **kwargs)
-        self._compiled = Compiled(gated, torch.compile(self._plain, *args, **kwargs))
+        self._compiled = compile_forwards(self, run_path, *args, **kwargs)
         return self
 
     # ---- state --------------------------------------------------------------------------------
@@ -572,39 +477,17 @@ class FilteredModel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self.refuse_inside_forgetting("copying or pickling")
-        state: dict[str, Any] = {**self.__dict__, "_compiled": None}
+        state: dict[str, Any] = {**self.__dict__, "_compiled": None, "open_blocks": 0}
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        strip_methods(self.base)
 
     def extra_repr(self) -> str:
         """Shown above the base model when printed."""
-        fused = sum(f.path == "fused" for f in self._findings)
+        fused = sum(f.path == "fused" for f in self._latest.findings)
         return (
             f"num_classes={self.num_classes}, granularity={self.granularity!r}, "
             f"{len(self.targets)} targets ({fused} fused), {self.alphas.shape[1]} units"
         )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One set of classes for the whole batch: bool ``(num_classes,)``."""
-
-    chosen: Tensor
-
-
-def has_compiler() -> bool:
-    """Whether ``torch.compile`` can build CPU code: inductor needs a C++ compiler there."""
-    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
-
-
-def _one_graph() -> AbstractContextManager[None]:
-    """Inside, a graph break of a compiled forward is an error: gates do not survive it."""
-    if torch.compiler.is_dynamo_compiling():
-        return torch._dynamo.error_on_graph_break(True)
-    return nullcontext()
-
-
-def _snapped(gates: Tensor, snap: float) -> Tensor:
-    if not 0 <= snap <= 0.5:
-        raise ValueError(f"snap={snap} is outside 0..0.5.")
-    gates = torch.where(gates < snap, 0.0, gates)
-    return torch.where(gates > 1 - snap, 1.0, gates) if snap else gates

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
 from wfilter.core.bake import plain_copy
-from wfilter.core.gates import check_per_sample
+from wfilter.core.forget import Forget, check_per_sample, per_sample, read_forget
+from wfilter.core.outputs import Inputs, join, read_inputs, take_apart
 from wfilter.core.targets import is_standardised
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
 
-def one_at_a_time(wf: FilteredModel, x: Tensor, forget: Tensor) -> Any:
+def one_at_a_time(wf: FilteredModel, x: Tensor | Inputs, forget: Tensor) -> Any:
     """The output for a mixed batch, each sample run alone with its own weights.
 
     Args:
         wf: The filtered model.
-        x: Images ``(batch, ...)``.
+        x: Images ``(batch, ...)``, or all inputs of a call.
         forget: Labels ``(batch,)``, -1 for nothing, or sets ``(batch, num_classes)``.
 
     Example:
@@ -34,16 +34,42 @@ def one_at_a_time(wf: FilteredModel, x: Tensor, forget: Tensor) -> Any:
         >>> one_at_a_time(wf, torch.ones(2, 4), torch.tensor([2, -1])).shape
         torch.Size([2, 3])
     """
-    check_per_sample(forget, len(x), wf.num_classes)
+    inputs = x if isinstance(x, Inputs) else read_inputs(x, {})
+    check_per_sample(forget, len(inputs.images), wf.num_classes)
     base = wf.base
     if any(is_standardised(module) for module in base.modules()):
         base = plain_copy(base).eval()
     outputs = []
-    for image, wanted in zip(x, forget):
+    for single, wanted in zip(inputs.singly(), forget):
         rows = wanted.nonzero().flatten().tolist() if wanted.ndim else [int(wanted)]
         weights = gated_weights(wf, base, [row for row in rows if row >= 0])
-        outputs.append(functional_call(base, weights, (image.unsqueeze(0),), tie_weights=False))
-    return tree_map(lambda *parts: torch.cat(parts), *outputs)
+        outputs.append(single.run(lambda *a, **k: _call(base, weights, a, k)))  # noqa: B023
+    return join(outputs, wf.inspection_of(inputs).axes)
+
+
+def _call(base: torch.nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
+    return functional_call(base, weights, args, kwargs, tie_weights=False)
+
+
+def compare(wf: FilteredModel, inputs: Inputs, forget: Forget) -> dict[str, float]:
+    """Largest difference between the path that ``wf`` takes for these inputs and the oracle.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="*")
+        >>> compare(wf, read_inputs(torch.ones(2, 4), {}), 1)["fused"] < 1e-5
+        True
+    """
+    if forget is None:
+        raise TypeError("verify compares filtered forwards. Pass what to forget.")
+    batch = len(inputs.images)
+    wanted = read_forget(forget, batch, wf.num_classes, wf.class_names)
+    labels = per_sample(wanted, batch, wf.num_classes, wf.alphas.device)
+    with torch.no_grad():
+        fast, _ = take_apart(inputs.run(lambda *a, **k: wf(*a, forget=labels, **k)))
+        slow, _ = take_apart(one_at_a_time(wf, inputs, labels))
+    path = "fused" if wf.is_fused(inputs) else "exact"
+    return {path: max(float((a - b).abs().max()) for a, b in zip(fast, slow))}
 
 
 def gated_weights(wf: FilteredModel, base: torch.nn.Module, rows: list[int]) -> dict[str, Tensor]:

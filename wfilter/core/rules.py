@@ -57,7 +57,7 @@ class LinearInWeight:
         """The gated output, or the plain call when neither weight nor bias is a target."""
         weight = _argument(args, kwargs, self.weight)
         bias = None if self.bias is None else _argument(args, kwargs, self.bias)
-        if mode.probing:
+        if mode.inspecting:
             mode.unknown_use(function, self._others(args, kwargs))
         site, bias_site = mode.site(weight), mode.site(bias)
         if site is not None and site.unit_axis != self.weight_axis:
@@ -94,7 +94,7 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
     """``nn.MultiheadAttention``, written out so that its projections can be gated.
 
     Covers what classifiers use: self-attention without masks, dropout or extra key positions.
-    Other calls run as they are; the probe then finds the parameter used in an unknown way.
+    Other calls run as they are; an inspection then finds the parameter used in an unknown way.
     """
     query, key, value, _, heads, weight, bias = args[:7]
     out_weight, out_bias = args[11], args[12]
@@ -202,7 +202,7 @@ class InterceptMode(TorchFunctionMode):
     target from that moment to the convolution that follows.
     """
 
-    probing = False
+    inspecting = False
 
     def __init__(self, sites: dict[int, Site]):
         super().__init__()
@@ -237,7 +237,7 @@ class InterceptMode(TorchFunctionMode):
         return site
 
     def unknown_use(self, function: Function, parameters: Iterable[Any]) -> None:
-        """A target is used in a way no rule covers; only the probe cares."""
+        """A target is used in a way no rule covers; only an inspection cares."""
 
     def gate(
         self,

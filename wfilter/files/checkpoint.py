@@ -20,6 +20,7 @@ from wfilter import __version__
 from wfilter.core.attach import apply_weight_filtering, remove_weight_filtering
 from wfilter.core.gates import HARD
 from wfilter.core.model import FilteredModel
+from wfilter.core.refusals import refuse_bad_alphas
 from wfilter.files import card
 
 
@@ -62,7 +63,7 @@ def save(wf: FilteredModel, path: str | Path, report: Figures | None = None) -> 
     from safetensors.torch import save as to_bytes
 
     wf.refuse_inside_forgetting("save")
-    wf._refuse_bad_alphas()
+    refuse_bad_alphas(wf)
     path = Path(path)
     if path.suffix == "":
         path.mkdir(parents=True, exist_ok=True)

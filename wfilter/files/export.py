@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wfilter.core.inspection import example_inputs
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 
 # Batches an exported graph is checked on: one image, the traced number, and another.
 TRACED, CHECKED = 3, (1, 3, 5)
@@ -94,7 +95,7 @@ class _Graph(nn.Module):
         self.wf = wf
 
     def forward(self, images: Tensor, forget: Tensor) -> Any:
-        return self.wf._forward(images, forget)
+        return logits_of(self.wf.run_gated(images, self.wf.mixed_gates(forget)))
 
 
 class _Plain(nn.Module):
@@ -103,7 +104,7 @@ class _Plain(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> Any:
-        return self.model(images)
+        return logits_of(self.model(images))
 
 
 def _as_graph(
@@ -119,7 +120,7 @@ def _as_graph(
     if not isinstance(model, FilteredModel):
         return _Plain(model).eval(), lambda count: (images(count),)
     model.refuse_inside_forgetting("export")
-    model.probe(image)
+    model.inspect(image)
     classes = model.num_classes
 
     def wanted(count: int) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 
 WHOLE = 2**14  # up to so many units the matrix is kept: 1 GiB in float32
 DRAWS, DRAWS_OF_ROOTS = 8, 2  # of each image at least; roots are all kept, so these must be few
@@ -105,11 +106,9 @@ def roots(
         torch.Size([10, 3])
     """
     for images in batches:
-        if wf._needs_probe(images):
-            wf.probe(images)
         gates = torch.ones(len(images), wf.alphas.shape[1]).to(wf.alphas).requires_grad_()
         with torch.enable_grad():
-            logits = wf._gated(images, gates)
+            logits = logits_of(wf.run_gated(images, gates))
         chance = logits.detach().softmax(1)
         found = []
         for draw in range(draws):

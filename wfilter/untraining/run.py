@@ -94,7 +94,7 @@ class Run:
         self.optimiser = make_optimiser(self.recipe, self.wf)
 
     def _refuse_deep(self, compile: bool) -> None:
-        compiled = compile or self.wf._compiled is not None
+        compiled = compile or self.wf.is_compiled
         if self.deep and (self.world > 1 or compiled):
             raise ValueError(
                 f"lambda_deep={self.deep} needs the features of all images of a step "

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from wfilter.core.gates import HARD, ByTarget
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
+from wfilter.core.refusals import refuse_recomputation
 from wfilter.data.batches import Batches, InMemory
 from wfilter.untraining import fisher
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
@@ -78,7 +80,7 @@ def untrain_linear(
     if device is not None:
         wf.to(device)
     prepare_alphas(wf, recipe)
-    wf._refuse_recomputation()
+    refuse_recomputation(wf)
     generator = torch.Generator().manual_seed(seed)
     pick, count, labels, augment = all_images(train, seed)
 
@@ -149,7 +151,7 @@ def gradients(wf: FilteredModel, images: Tensor, rows: Tensor) -> tuple[Tensor, 
     """
     gates = torch.ones(len(images), wf.alphas.shape[1]).to(wf.alphas).requires_grad_()
     with torch.enable_grad():
-        lead = leads(wf._gated(images, gates), rows)
+        lead = leads(logits_of(wf.run_gated(images, gates)), rows)
         return torch.autograd.grad(lead.sum(), gates)[0], lead.detach()
 
 
@@ -295,8 +297,8 @@ def _free(wf: FilteredModel) -> Tensor:
     """Bool ``(total_units,)``: the units of targets that are not pinned open."""
     free = torch.ones(wf.alphas.shape[1], dtype=torch.bool, device=wf.alphas.device)
     by_target = ByTarget(wf.targets, free)
-    for index in wf._pinned:
-        by_target[wf.targets[index].name].fill_(False)
+    for name in wf.pinned:
+        by_target[name].fill_(False)
     return free
 
 

@@ -1,0 +1,61 @@
+"""What ``FilteredModel.compile`` needs: a compiler, and forwards as functions of tensors alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from wfilter.core.outputs import Inputs
+
+if TYPE_CHECKING:
+    from wfilter.core.model import FilteredModel
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The two forwards through ``torch.compile``: of a mixed batch, and of the base model."""
+
+    gated: Callable[..., Any]
+    plain: Callable[..., Any]
+
+
+def has_compiler() -> bool:
+    """Whether ``torch.compile`` can build CPU code: inductor needs a C++ compiler there."""
+    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
+
+
+def compile_forwards(
+    wf: FilteredModel, run_path: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Compiled | None:
+    """The forwards of ``wf`` through ``torch.compile``; ``None`` where nothing can build them."""
+    inductor = kwargs.get("backend", "inductor") == "inductor"
+    if inductor and wf.alphas.device.type == "cpu" and not has_compiler():
+        warnings.warn(
+            "torch.compile needs a C++ compiler on a CPU and finds none: forwards stay eager. "
+            "Install g++ or clang++, or set CXX.",
+            stacklevel=3,
+        )
+        return None
+
+    def gated(inputs: Inputs, gates: Tensor, sets: Tensor | None) -> Any:
+        return run_path(wf, inputs, gates, sets)
+
+    def plain(*inputs: Any, **named: Any) -> Any:
+        return wf.base(*inputs, **named)
+
+    return Compiled(torch.compile(gated, *args, **kwargs), torch.compile(plain, *args, **kwargs))
+
+
+def one_graph() -> AbstractContextManager[None]:
+    """Inside, a graph break of a compiled forward is an error: gates do not survive it."""
+    if torch.compiler.is_dynamo_compiling():
+        return torch._dynamo.error_on_graph_break(True)
+    return nullcontext()

@@ -1,0 +1,152 @@
+"""The head: the linear map that makes the logits, and what it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from wfilter.core.outputs import Inputs, logits_of
+
+# Function -> the axis of its input that holds the features; the input is always argument 0.
+LINEAR: dict[Callable[..., Any], int] = {
+    F.linear: -1,
+    torch.conv1d: -2,
+    torch.conv2d: -3,
+    torch.conv3d: -4,
+    torch.matmul: -1,
+    Tensor.matmul: -1,
+    Tensor.__matmul__: -1,
+    torch.mm: -1,
+    Tensor.mm: -1,
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """Which calls of a forward make the logits: more than one in a distilled DeiT.
+
+    ``weights`` are the names of the parameters they use; a call whose weight is computed from
+    parameters has the name ``None`` and is known by its number among the linear calls alone.
+    """
+
+    weights: tuple[str | None, ...]
+    numbers: tuple[int, ...]
+    width: int
+
+
+@dataclass
+class _Call:
+    number: int
+    axis: int
+    source: Tensor
+    weight: Any
+    output: Tensor
+
+
+class _Record(TorchFunctionMode):
+    """Run the model unchanged and note its linear calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in LINEAR and isinstance(output, Tensor):
+            weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
+            number = len(self.calls)
+            self.calls.append(_Call(number, LINEAR[func], args[0], weight, output))
+        return output
+
+
+@torch.no_grad()
+def find_head(model: nn.Module, inputs: Inputs) -> Head:
+    """The calls that make the logits of ``model``, found by running it once on ``inputs``.
+
+    They are the call whose output *is* the logits; where something follows it (an average over
+    positions, a scale, the mean of two heads), the last calls with one output per class.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> find_head(model, Inputs(torch.ones(2, 4), None, {}))
+        Head(weights=('2.weight',), numbers=(1,), width=8)
+    """
+    with _Record() as record:
+        output = inputs.run(model)
+    calls = _heads(record.calls, logits_of(output))
+    if not calls:
+        raise ValueError(
+            f"{type(model).__name__} has no head that wfilter can see: no linear layer or "
+            "convolution gives its logits. Features are what such a layer sees."
+        )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return Head(
+        tuple(names.get(id(call.weight)) for call in calls),
+        tuple(call.number for call in calls),
+        sum(call.source.shape[call.axis] for call in calls),
+    )
+
+
+def _heads(calls: list[_Call], logits: Tensor) -> list[_Call]:
+    """Of all linear calls, those that make the logits."""
+    flat = logits.flatten()
+    for call in reversed(calls):
+        if call.output.numel() == flat.numel() and torch.equal(call.output.flatten(), flat):
+            return [call]
+    found: list[_Call] = []
+    for call in reversed(calls):
+        if call.output.shape[call.axis] != logits.shape[-1]:
+            break
+        found.insert(0, call)
+    return found
+
+
+class HeadMode(TorchFunctionMode):
+    """Catch what the head sees in ``seen``, ``(batch, ..., width)``, after ``edit`` changed it.
+
+    Enter it after the mode that gates: the edit then happens before the head's own gates.
+    """
+
+    def __init__(
+        self, model: nn.Module, head: Head, edit: Callable[[Tensor], Tensor] | None = None
+    ):
+        super().__init__()
+        self.head, self.edit = head, edit
+        self.ids = {id(model.get_parameter(name)) for name in head.weights if name is not None}
+        self.seen: list[Tensor] = []
+        self._number = -1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        axis = LINEAR.get(func)
+        if axis is None or not self._is_head(args, kwargs):
+            return func(*args, **kwargs)
+        features = args[0].movedim(axis, -1)
+        if self.edit is not None:
+            features = self.edit(features)
+            args = (features.movedim(-1, axis), *args[1:])
+        self.seen.append(features)
+        return func(*args, **kwargs)
+
+    def _is_head(self, args: Any, kwargs: Any) -> bool:
+        self._number += 1
+        weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        if id(weight) in self.ids:
+            return True
+        return None in self.head.weights and self._number in self.head.numbers
+
+    def features(self) -> Tensor:
+        """``(batch, width)``: several heads side by side, positions averaged."""
+        if not self.seen:
+            raise RuntimeError(
+                "the head was not called in this forward, or not through a function that wfilter "
+                "sees. If a part of the model was compiled or replaced since, undo that."
+            )
+        parts = [t.flatten(1, -2).mean(1) if t.ndim > 2 else t for t in self.seen]
+        return torch.cat(parts, -1)

@@ -1,0 +1,154 @@
+"""The paths of a filtered forward: fused, or exact; each runs the base model under given gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from wfilter.core.compiling import one_graph
+from wfilter.core.forgetting import is_any_open, running
+from wfilter.core.gates import ByTarget
+from wfilter.core.head import HeadMode
+from wfilter.core.inspection import Inspection, make_sites, parameter_of
+from wfilter.core.modes import GateMode
+from wfilter.core.outputs import Inputs, take_apart
+
+if TYPE_CHECKING:
+    from wfilter.core.model import FilteredModel
+
+
+def run_path(
+    wf: FilteredModel,
+    inputs: Inputs,
+    gates: Tensor,
+    sets: Tensor | None = None,
+    *,
+    features: bool = False,
+    replicas: int = 1,
+) -> Any:
+    """The base model under ``gates``, by the path that fits; gives features where asked for.
+
+    Args:
+        wf: The filtered model.
+        inputs: What it is called with, of a shape inspected before.
+        gates: ``(total_units,)``, one row for all samples, or ``(batch, total_units)``.
+        sets: What each sample forgets, ``(batch, num_classes)``, for ``wf.feature_rows``.
+        features: Give what the head sees instead of the output.
+        replicas: Rows of ``gates`` for each sample.
+    """
+    inspection = wf.inspection_of(inputs)
+    if features or sets is not None:
+        wf.head(inputs)  # found before vmap has a hand on the tensors
+    if gates.ndim == 1 or inspection.is_fused:
+        return _run(wf, inspection, inputs, gates, sets, features=features, replicas=replicas)
+    return _run_mapped(wf, inspection, inputs, gates, sets, features=features)
+
+
+def _run_mapped(
+    wf: FilteredModel,
+    inspection: Inspection,
+    inputs: Inputs,
+    gates: Tensor,
+    sets: Tensor | None,
+    *,
+    features: bool,
+) -> Any:
+    """Each sample with weights of its own, all at once by ``vmap``."""
+    rebuild: list[Callable[..., Any]] = []
+
+    def one(image: Tensor, row: Tensor, chosen: Tensor | None, own: dict[str, Tensor]) -> Any:
+        single = inputs.with_images(image[None], {k: v[None] for k, v in own.items()})
+        chosen = None if chosen is None else chosen[None]
+        output = _run(wf, inspection, single, row, chosen, features=features)
+        tensors, again = take_apart(output)
+        rebuild.append(again)
+        return tensors
+
+    own = inputs.per_sample()
+    dims = (0, 0, None if sets is None else 0, 0 if own else None)
+    stacked = vmap(one, dims, randomness="different")(inputs.images, gates, sets, own)
+    return rebuild[0](_unstack(stacked, (0,) if features else inspection.axes))
+
+
+def _run(
+    wf: FilteredModel,
+    inspection: Inspection,
+    inputs: Inputs,
+    gates: Tensor,
+    sets: Tensor | None,
+    *,
+    features: bool,
+    replicas: int = 1,
+) -> Any:
+    """The base model, gated at outputs where a rule covers the target, at weights elsewhere."""
+    mode = gate_mode(wf, inspection, gates, replicas)
+    if not features and sets is None:
+        with one_graph(), _passing_entries(), mode:
+            output = inputs.run(wf.base)
+    else:
+        at_head = _head_mode(wf, inputs, sets)
+        with one_graph(), _passing_entries(), mode, at_head:
+            output = inputs.run(wf.base)
+        output = at_head.features() if features else output
+    if not torch.compiler.is_dynamo_compiling() and mode.idle():
+        raise RuntimeError(
+            f"{wf.targets[mode.idle()[0]].name} was not gated in this forward, though the "
+            "inspection saw it used. If a part of the model was compiled or replaced after "
+            "apply_weight_filtering, undo that; to compile, call wf.compile()."
+        )
+    return output
+
+
+def _passing_entries() -> AbstractContextManager[None]:
+    """Inside, the entries of ``forgetting`` do nothing; only a context with blocks needs it."""
+    if torch.compiler.is_dynamo_compiling() or not is_any_open():
+        return nullcontext()
+    return running()
+
+
+def gate_mode(
+    wf: FilteredModel, inspection: Inspection, gates: Tensor, replicas: int = 1
+) -> GateMode:
+    """The mode that gates the base model; enter it around a forward of it or of a part."""
+    findings, pinned = inspection.findings, wf.pins.indices
+    weights = {}
+    if any(finding.by == "weight" for finding in findings):
+        by_target = ByTarget(wf.targets, gates)
+        for index, (target, finding) in enumerate(zip(wf.targets, findings)):
+            if finding.by == "weight" and index not in pinned:
+                weight = parameter_of(wf.base, target)
+                gate = target.spread(by_target[target.name]).to(weight.dtype)
+                weights[id(weight)] = index, weight * gate
+    return GateMode(make_sites(wf.base, wf.targets, findings, pinned), gates, weights, replicas)
+
+
+def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:
+    """What the head of the base model sees."""
+    mode = _head_mode(wf, inputs, None)
+    with running(), mode:
+        inputs.run(wf.base)
+    return mode.features()
+
+
+def _head_mode(wf: FilteredModel, inputs: Inputs, sets: Tensor | None) -> HeadMode:
+    """The seam for feature rows: they edit the head's input, each sample by what it forgets."""
+    edit = wf.feature_rows
+    if edit is None or sets is None:
+        return HeadMode(wf.base, wf.head(inputs))
+    return HeadMode(wf.base, wf.head(inputs), lambda features: edit(features, sets))
+
+
+def _unstack(stacked: Sequence[Tensor], axes: Sequence[int | None]) -> list[Tensor]:
+    """Outputs of single samples, stacked by vmap, as outputs of a batch.
+
+    Each has the samples first and keeps the axis of length one that it had alone.
+    """
+    return [
+        tensor[0] if axis is None else tensor.movedim(0, axis).flatten(axis, axis + 1)
+        for tensor, axis in zip(stacked, axes)
+    ]

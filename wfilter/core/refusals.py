@@ -1,0 +1,64 @@
+"""What a filtered forward refuses before it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.core.filters import is_marked
+from wfilter.core.forget import Rows
+from wfilter.core.gates import HARD, readable
+
+if TYPE_CHECKING:
+    from wfilter.core.model import FilteredModel
+
+
+def check_base(base: nn.Module) -> None:
+    """Stop where the base model is not as apply left it."""
+    if not is_marked(base):
+        raise RuntimeError("the filters of this model were removed. Apply them again.")
+    if base.training:
+        raise RuntimeError(
+            "the base model was put in training mode, where BatchNorm mixes samples and drifts."
+            " Call wf.base.eval(); wf.train() leaves it in eval mode."
+        )
+
+
+def check_values(wf: FilteredModel, wanted: Rows | Tensor) -> None:
+    """Stop at alphas that are not finite, and at pinned ones that moved."""
+    wf.pins.check(wf)
+    if not readable(wf.alphas):
+        return  # looking at values would wait for the device
+    if isinstance(wanted, tuple):
+        rows = wf.alphas[list(wanted)]
+    elif wanted.dtype == torch.int64 and readable(wanted):
+        rows = wf.alphas[wanted.clamp(0, wf.num_classes - 1)]
+    else:
+        rows = wf.alphas
+    if not bool(torch.isfinite(rows.detach().sum())):
+        refuse_bad_alphas(wf)
+
+
+def refuse_bad_alphas(wf: FilteredModel) -> None:
+    """Stop where an alpha is NaN or infinite, and say which."""
+    bad = [name for name, alpha in wf.alpha.items() if not alpha.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"the alphas of {bad[0]} contain NaN or infinity ({len(bad)} targets). Load the "
+            f"last good checkpoint; for a gate at exactly 0 or 1 use -/+{HARD:.0f}."
+        )
+
+
+def refuse_recomputation(wf: FilteredModel) -> None:
+    """Gradient checkpointing runs layers again in the backward pass, without the gates."""
+    if not torch.is_grad_enabled() or not wf.alphas.requires_grad:
+        return
+    for name, module in wf.base.named_modules():
+        if getattr(module, "grad_checkpointing", False) is True:
+            raise RuntimeError(
+                f"gradient checkpointing is on in {name or type(module).__name__}: its "
+                "recomputation would run without gates, and alphas would get wrong gradients. "
+                "Call model.set_grad_checkpointing(False), or use torch.no_grad()."
+            )
