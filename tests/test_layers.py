@@ -123,7 +123,7 @@ def test_every_reason_for_a_hidden_import_is_still_needed():
 
 
 # Private names of torch and others that have no public twin.
-FOREIGN = ("torch.", "sys.", "os.", "ast.", "mock.", "module._", "base._", "tensor._")
+FOREIGN = ("torch.", "asyncio.", "sys.", "os.", "ast.", "mock.", "module._", "base._", "tensor._")
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

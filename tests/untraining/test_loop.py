@@ -126,7 +126,7 @@ def test_replicas_are_run_apart_where_the_model_cannot_share(kind, pins):
         with torch.no_grad():
             for name in {t.name for t in wf.targets} - set(wf.pinned):
                 wf.alpha[name].normal_()
-    assert wf._shares is (kind == "plain" and pins == "first.")
+    assert wf.pins.shares is (kind == "plain" and pins == "first.")
 
 
 def test_alphas_that_change_under_a_pin_are_refused():

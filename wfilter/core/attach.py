@@ -171,7 +171,7 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
             "this model is already compiled, and filters attached now would be ignored. Apply "
             "weight filtering to the plain model, then compile: wf.compile()."
         )
-    if any(m._compiled_call_impl is not None for m in model.modules()):
+    if any(module._compiled_call_impl is not None for module in model.modules()):
         raise RuntimeError(
             "a part of this model is already compiled, and filters attached now would be ignored. "
             "Apply weight filtering first, then compile: wf.compile()."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +50,6 @@ from wfilter.core.refusals import (
 )
 from wfilter.core.sharing import Pins, run_replicated
 from wfilter.core.targets import Target
-
-if TYPE_CHECKING:
-    from wfilter.evaluation.report import Report
 
 
 class FilteredModel(nn.Module):
@@ -434,7 +431,7 @@ class FilteredModel(nn.Module):
         gates = self.row_gates(self._one_for_all(forget, "snap_effect"))
         return measure_snap(self.bake(forget), self.bake(forget, snap=snap), x, gates, snap)
 
-    def save(self, path: str | Path, *, report: Report | None = None) -> Path:
+    def save(self, path: str | Path, *, report: Any = None) -> Path:
         """Write the alphas (not the base model) to a safetensors file; see ``wfilter.load``.
 
         A path without suffix becomes a folder with a model card, which shows the ``report``.

@@ -38,7 +38,8 @@ class Pins:
 
     def check(self, wf: FilteredModel) -> None:
         """Refuse pinned alphas that are no longer open; waits for a device only after a change."""
-        version = None if wf.alphas.is_inference() else wf.alphas._version
+        tensor = wf.alphas
+        version = None if tensor.is_inference() else tensor._version
         if not self.indices or (version is not None and version == self._checked_at):
             return
         names = [wf.targets[index].name for index in sorted(self.indices)]
