@@ -28,6 +28,7 @@ TO_MEND = {
     *("untraining/history.py", "untraining/run.py"),
     *("files/checkpoint.py", "cli/demo.py", "cli/jobs.py", "explain/images.py"),
 }
+DEFINED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 STARTS_FAST = "cli/commands.py"  # `wfilter --help` must not wait for torch
 
 
@@ -71,9 +72,9 @@ def private_reaches(path: Path) -> Iterator[str]:
     """Underscore names of others: imported, or read off anything but ``self`` and ``cls``."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     own = {
-        node.name if isinstance(node, ast.FunctionDef | ast.ClassDef) else node.attr
+        node.name if isinstance(node, DEFINED) else node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if isinstance(node, DEFINED)
         or (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
     }
     own |= {

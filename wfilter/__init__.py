@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wfilter import baselines, data, explain, metrics, page, plots
+    from wfilter import baselines, data, explain, metrics, page, plots, serve
     from wfilter.core.attach import (
         apply_weight_filtering,
         find_targets,
@@ -58,6 +58,7 @@ __all__ = [
     "register",
     "remove_weight_filtering",
     "save_pruned",
+    "serve",
     "untrain",
     "zoo",
 ]
@@ -92,6 +93,7 @@ _MODULES = {
     "metrics": "metrics",
     "page": "page",
     "plots": "plots",
+    "serve": "serve",
     "zoo": "data.zoo",
 }
 

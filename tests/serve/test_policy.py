@@ -1,0 +1,147 @@
+"""A policy is whole and right, or it is not used."""
+
+import os
+import time
+
+import pytest
+
+from servers import NAMES, Book
+from wfilter.serve import PolicyError, parse_policy
+from wfilter.serve.watch import SETTLED, PolicyFile
+
+LINE = "scrypt:4096:8:1:0123456789abcdef:" + "00" * 16 + ":" + "11" * 32
+OTHER = LINE.replace("0123456789abcdef", "fedcba9876543210")
+GOOD = f"""
+[tenants.museum]
+forget = ["digit-1", 7]
+tokens = ["{LINE}"]
+burst = 3
+
+[tenants."second-hand.shop"]
+forget = []
+tokens = []
+requests_per_second = 0.5
+"""
+
+
+def test_good_policy_gives_classes_tokens_and_limits():
+    policy = parse_policy(GOOD, NAMES)
+    museum, shop = policy.tenants["museum"], policy.tenants["second-hand.shop"]
+    assert museum.forget == {1, 7}
+    assert (museum.burst, shop.requests_per_second) == (3, 0.5)
+    assert policy.holders["0123456789abcdef"][0] is museum
+    assert parse_policy(GOOD + "# changed", NAMES).version != policy.version
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('"digit-1"', '"digit1"'), r"line 3: tenant 'museum' forgets 'digit1', .* digit-1"),
+        (("7]", "10]"), r"line 3: tenant 'museum' forgets 10, .*0\.\.9"),
+        (("7]", "true]"), "line 3: tenant 'museum' forgets True"),
+        (("7]", "1]"), "line 3: tenant 'museum' forgets 'digit-1' twice"),
+        (('["digit-1", 7]', "[0,1,2,3,4,5,6,7,8,9]"), "line 3: .*forgets every class"),
+        (('forget = ["digit-1", 7]', ""), "line 2: tenant 'museum' lacks 'forget'"),
+        (("forget = []", 'forget = "digit-1"'), "line 8: .*has no list as 'forget'"),
+        (("tokens = []", "token = []"), "line 9: .*unknown key 'token'"),
+        (("tokens = []", f'tokens = ["{LINE}"]'), "line 9: .*in tenant 'museum' too"),
+        (("burst = 3", f'tokens = ["{LINE}", "{LINE}"]'), "not valid TOML"),
+        (("burst = 3", "burst = 0"), "line 5: tenant 'museum' has burst = 0"),
+        (("burst = 3", "burst = 1.5"), r"line 5: tenant 'museum' has burst = 1\.5"),
+        (("= 0.5", "= inf"), "line 10: .*requests_per_second = inf"),
+        (("[tenants.museum]", '[tenants.""]'), "line 2: '' is no name for a tenant"),
+        (("[tenants.museum]", '[tenants."a b"]'), "line 2: 'a b' is no name"),
+        (("[tenants.museum]", "[tenant.museum]"), "line 2: 'tenant' is unknown"),
+        (("forget = []", "forget = ["), r"not valid TOML: .*line"),
+    ],
+)
+def test_mistake_is_named_with_its_line_and_a_remedy(change, words):
+    text = GOOD.replace(*change)
+    assert text != GOOD
+    with pytest.raises(PolicyError, match=words):
+        parse_policy(text, NAMES, "policy.toml")
+
+
+def test_all_mistakes_are_told_at_once():
+    text = GOOD.replace("7]", "99]").replace("burst = 3", "burst = -1")
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, NAMES)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_value_of_a_long_list_is_found_on_its_own_line():
+    text = GOOD.replace('["digit-1", 7]', '[\n  "digit-1",\n  "cat",\n]')
+    with pytest.raises(PolicyError, match="line 5: tenant 'museum' forgets 'cat'"):
+        parse_policy(text, NAMES)
+
+
+def test_token_in_plain_text_is_refused_and_not_repeated():
+    secret = "wf_0123456789abcdef_" + "ab" * 32
+    with pytest.raises(PolicyError, match="token 1 of tenant 'museum' is a token in plain") as got:
+        parse_policy(GOOD.replace(LINE, secret), NAMES)
+    assert secret not in str(got.value)
+
+
+@pytest.mark.parametrize("text", ["", "tenants = {}", "tenants = 3", "[limits]"])
+def test_policy_without_tenants_is_refused(text):
+    with pytest.raises(PolicyError, match=r"there is no tenant\. Add"):
+        parse_policy(text, NAMES)
+
+
+def test_every_cut_of_a_policy_is_refused_or_keeps_whole_tenants_only():
+    whole = parse_policy(GOOD, NAMES)
+    for end in range(len(GOOD)):
+        try:
+            part = parse_policy(GOOD[:end], NAMES)
+        except PolicyError:
+            continue
+        for name, tenant in part.tenants.items():
+            assert tenant.forget == whole.tenants[name].forget
+            assert set(tenant.tokens) <= set(whole.tenants[name].tokens)
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def test_replaced_file_is_in_force_at_the_next_look(tmp_path):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    file = PolicyFile(book.path, NAMES)
+    first = file.current()
+    assert file.current() is first, "an unchanged file is not read again"
+    book.forget["a"] = [2]
+    book.write()
+    assert file.current().tenants["a"].forget == {2}
+
+
+def test_refused_file_leaves_the_last_good_policy_in_force(tmp_path):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    file = PolicyFile(book.path, NAMES)
+    first = file.current()
+    book.forget["a"] = [99]
+    book.write()
+    assert file.current() is first
+    assert "forgets 99" in file.problem
+    book.path.unlink()
+    assert file.current() is first
+    assert "No such file" in file.problem
+    book.forget["a"] = [3]
+    book.write()
+    assert file.current().tenants["a"].forget == {3}
+    assert file.problem is None
+
+
+def test_file_written_in_place_is_used_only_when_it_has_settled(tmp_path):
+    book = Book(tmp_path / "policy.toml", {"a": [1], "b": [2]})
+    file = PolicyFile(book.path, NAMES)
+    whole = book.text()
+    half = whole[: whole.index("[tenants.b]")]
+    book.path.write_text(half)  # a valid policy, without tenant b: the editor is not done
+    assert set(file.current().tenants) == {"a", "b"}
+    old = time.time() - 2 * SETTLED
+    os.utime(book.path, (old, old))
+    assert set(file.current().tenants) == {"a"}
+
+
+def test_missing_policy_is_refused_at_the_start(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a file"):
+        PolicyFile(tmp_path / "none.toml", NAMES)

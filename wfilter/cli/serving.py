@@ -1,0 +1,90 @@
+"""``wfilter serve`` around the server itself: settings from options, start, and a clean end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from wfilter.serve import application
+from wfilter.serve.settings import Settings
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options that become settings of the server."""
+
+    run: Path
+    policy: Path | None
+    playground: bool
+    engine: str
+    replicas: int
+    batch_size: int
+    batch_wait: float
+    audit: Path | None
+    audit_failure: str
+    model: str | None
+    weights: str | None
+    size: int | None
+
+    def settings(self) -> Settings:
+        """As the server takes them; paths are made absolute, for replicas that start elsewhere."""
+        values = asdict(self)
+        if self.audit_failure not in ("refuse", "serve"):
+            raise ValueError(f"--audit-failure {self.audit_failure} is neither refuse nor serve.")
+        if self.weights not in (None, "data"):
+            values["weights"] = str(Path(str(self.weights)).absolute())
+        if Path(self.engine).suffix:
+            values["engine"] = str(Path(self.engine).absolute())
+        for name, value in values.items():
+            values[name] = str(value.absolute()) if isinstance(value, Path) else value
+        return Settings(**values)
+
+
+@contextmanager
+def served(given: Given, host: str, port: int) -> Iterator[dict[str, Any]]:
+    """A server that runs inside the block; what is wrong is found before Ray starts."""
+    settings = given.settings()
+    application.check(settings, host)
+    refuse_taken(host, port)
+    application.start(settings, host, port)
+    try:
+        place = f"http://{host}:{port}"
+        yield {"url": place, "playground": f"{place}/playground" if given.playground else None}
+    finally:
+        application.stop()
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Say at once that a port is in use; Ray would try for a minute."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"{host}:{port} cannot be listened on ({error.strerror}). Pass another --port."
+            ) from error
+
+
+def greeting(facts: dict[str, Any]) -> str:
+    """What is there to open; Ctrl-C ends it."""
+    page = facts["playground"]
+    if page:
+        return f"Open {page} in a browser on this machine. Ctrl-C stops the server."
+    return (
+        f"Serving at {facts['url']}: POST /v1/classify, GET /healthz, /readyz, /docs. "
+        "Ctrl-C stops the server."
+    )
+
+
+def wait() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    try:
+        application.wait_for_interrupt()
+    except KeyboardInterrupt:
+        return

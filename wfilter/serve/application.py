@@ -1,0 +1,159 @@
+"""The Ray Serve application: `build` for ``serve deploy``, and `start` for ``wfilter serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import logging
+import os
+import secrets
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+
+from wfilter.serve.engine import open_engine
+from wfilter.serve.meters import ray_meters
+from wfilter.serve.service import Batched, Question, Run, Service
+from wfilter.serve.settings import Settings
+from wfilter.serve.watch import PolicyFile
+from wfilter.serve.web import make_app
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+LOOPBACK = "127.0.0.1"
+
+
+class Server:
+    """One replica: a model, and the application in front of it."""
+
+    def __init__(self, settings: dict[str, Any]):
+        from ray import serve
+
+        logging.getLogger("wfilter.serve").addHandler(logging.StreamHandler())
+        checked = Settings(**settings)
+        name = serve.get_replica_context().replica_id.unique_id
+        self.service = Service(checked, open_engine(checked), name, ray_meters(), ray_batch)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """What Ray calls once the replica is made."""
+        return make_app(self.service)
+
+
+def ray_batch(run: Run, settings: Settings) -> Any:
+    """Requests gathered by Ray: ``batch_size``, or what came in ``batch_wait`` seconds."""
+    from ray import serve
+
+    async def gathered(questions: list[Question]) -> list[Batched]:
+        return await run(questions)
+
+    size, wait = settings.batch_size, settings.batch_wait
+    return serve.batch(max_batch_size=size, batch_wait_timeout_s=wait)(gathered)
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The application, for ``serve deploy`` and ``serve run``.
+
+    Args:
+        args: `Settings` by name, from an application's ``args`` in Ray's configuration file.
+    """
+    settings = Settings(**args)
+    if settings.playground:
+        raise ValueError("the playground is for wfilter serve on one machine alone.")
+    if settings.policy is None:
+        raise ValueError("no policy is given. Pass policy: the path of a TOML file.")
+    return bind(settings)
+
+
+def bind(settings: Settings) -> Application:
+    """The deployment and its settings, without a look at them."""
+    from ray import serve
+
+    deployment: Any = serve.deployment(
+        serve.ingress()(Server),
+        name="wfilter",
+        num_replicas=settings.replicas,
+        # More than the seats, so that our own words and Retry-After refuse what is too much.
+        max_ongoing_requests=2 * settings.seats,
+        max_queued_requests=settings.seats,
+        backpressure_config={"status_code": 503, "retry_after_s": 1},
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=settings.answer_seconds,
+    )
+    application: Application = deployment.bind(settings.model_dump())
+    return application
+
+
+def check(settings: Settings, host: str = LOOPBACK) -> None:
+    """Find out before Ray starts what would stop the server.
+
+    Raises:
+        ValueError: The settings contradict each other, or the policy has mistakes.
+        FileNotFoundError: A file is missing.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("wfilter serve needs Ray. Run: pip install 'wfilter[serve]'")
+    if settings.playground and settings.policy is not None:
+        raise ValueError(
+            "--playground lets every visitor choose what is forgotten, which a policy must not "
+            "allow. Pass one of --playground and --policy."
+        )
+    if not settings.playground and settings.policy is None:
+        raise ValueError("no policy is given. Pass --policy FILE.toml, or --playground to try out.")
+    if settings.playground and not _is_loopback(host):
+        raise ValueError(f"--playground is for this machine alone, not --host {host}.")
+    engine = open_engine(settings)
+    if settings.policy is not None:
+        PolicyFile(settings.policy, engine.class_names)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def start(settings: Settings, host: str = LOOPBACK, port: int = 8000) -> None:
+    """Start Ray on this machine alone and serve; `stop` ends it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    # Ray's own ports listen on every address, and whoever may talk to them can run code.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        ray.init(
+            "local",
+            num_cpus=max(settings.replicas, os.cpu_count() or 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address=LOOPBACK,
+        )
+    serve.start(
+        http_options={"host": host, "port": port, "request_timeout_s": 2 * settings.answer_seconds},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )
+    serve.run(bind(settings), name="wfilter", route_prefix="/")
+
+
+def stop() -> None:
+    """Stop serving, and Ray with it."""
+    import ray
+    from ray import serve
+
+    end: Any = serve.shutdown
+    end()
+    ray.shutdown()
+
+
+def wait_for_interrupt() -> None:
+    """Sleep until Ctrl-C or SIGTERM."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    while not stopped.wait(1):
+        pass

@@ -1,0 +1,100 @@
+"""What clients send: bodies within limits, JSON or a form, and nothing but the known fields."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any
+
+from fastapi import Request
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from wfilter.serve.limits import Refusal
+
+TOP_K = 5
+JSON, FORM = "application/json", "multipart/form-data"
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, unless it is larger than ``most`` bytes, whatever its head claims."""
+    words = f"the body is larger than {most} bytes."
+    claimed = request.headers.get("content-length", "0")
+    if not claimed.isdecimal() or len(claimed) > 12 or int(claimed) > most:
+        raise Refusal(413, words)
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > most:
+            raise Refusal(413, words)
+    return bytes(content)
+
+
+async def image_of(request: Request, most: int) -> tuple[bytes, int]:
+    """The image and ``top_k`` in a body of either kind."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in (JSON, FORM):
+        raise Refusal(415, f"send {JSON} or {FORM}, not {kind[:40] or 'nothing'}.")
+    body = await read_body(request, most)
+    fields = parse_json(body) if kind == JSON else await _form(request, body)
+    unknown = sorted(fields.keys() - {"image", "top_k"})
+    if unknown:
+        raise Refusal(
+            400,
+            f"the field {unknown[0][:40]!r} is unknown. Send image and top_k; which classes are "
+            "forgotten is decided by the token.",
+        )
+    return _bytes_of(fields.get("image")), _number(fields.get("top_k", TOP_K))
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """A JSON object, or a refusal."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refusal(400, "the body is no JSON.") from None
+    if not isinstance(fields, dict):
+        raise Refusal(400, "the body is JSON, but no object.")
+    return fields
+
+
+async def _form(request: Request, body: bytes) -> dict[str, Any]:
+    async def replay() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    again = Request(request.scope, replay)
+    fields: dict[str, Any] = {}
+    try:
+        async with again.form(max_files=1, max_fields=2, max_part_size=1024) as form:
+            for name, value in form.multi_items():
+                if name in fields:
+                    raise Refusal(400, f"the field {name[:40]!r} is there twice.")
+                fields[name] = await value.read() if isinstance(value, UploadFile) else value
+    except HTTPException as error:
+        raise Refusal(400, "the form is broken or has too many parts.") from error
+    return fields
+
+
+def _bytes_of(image: Any) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    if not isinstance(image, str):
+        raise Refusal(400, "image is missing. Send a JPEG or PNG file, in JSON as base64.")
+    return from_base64(image)
+
+
+def from_base64(text: str) -> bytes:
+    """The bytes of a base64 text, or a refusal."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Refusal(400, "image is no base64 text.") from None
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 9:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise Refusal(400, "top_k is no whole number.")

@@ -1,0 +1,230 @@
+"""The model behind a server: read from a run's folder, checked, and called on mixed batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wfilter.core.model import FilteredModel
+from wfilter.data import zoo
+from wfilter.data.zoo import InputFacts
+from wfilter.files.checkpoint import FILE, load
+from wfilter.serve.settings import Settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TRUSTED = ("timm", "torchvision", "wfilter")
+RUN_FACTS = "settings.toml"
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The classes of one image, best first: names and probabilities among those allowed."""
+
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A filtered model ready to answer.
+
+    Attributes:
+        wf: The model; the only thing asked about gates.
+        facts: What images must look like.
+        forward: Images and bool sets ``(batch, num_classes)`` to logits.
+        class_names: One for each output.
+        dataset: What the model was untrained on, if that is known.
+    """
+
+    wf: FilteredModel
+    facts: InputFacts
+    forward: Forward
+    class_names: tuple[str, ...]
+    dataset: str | None = None
+
+    def sets(self, forget: Sequence[frozenset[int]]) -> Tensor:
+        """One row of bools for each set of classes."""
+        rows = torch.zeros(len(forget), len(self.class_names), dtype=torch.bool)
+        for row, classes in enumerate(forget):
+            rows[row, sorted(classes)] = True
+        return rows
+
+    def answer(
+        self, images: Sequence[Tensor], forget: Sequence[frozenset[int]], top_k: Sequence[int]
+    ) -> list[Ranked]:
+        """One forward for all images, each forgetting its own set.
+
+        A forgotten class is also taken out of the answer, whatever its gates do: its probability
+        is 0, the others sum to 1, and it is never among the best.
+        """
+        sets = self.sets(forget)
+        logits = self.forward(torch.stack(list(images)), sets).float()
+        if not bool(logits.isfinite().all()):
+            raise RuntimeError("the model gave logits that are no finite numbers.")
+        probabilities = logits.masked_fill(sets, -torch.inf).softmax(1)
+        values, order = probabilities.sort(dim=1, descending=True, stable=True)
+        allowed = (~sets).sum(1).tolist()
+        return [
+            self._ranked(order[row], values[row], min(k, allowed[row]))
+            for row, k in enumerate(top_k)
+        ]
+
+    def _ranked(self, order: Tensor, values: Tensor, count: int) -> Ranked:
+        best = zip(order[:count].tolist(), values[:count].tolist())
+        return Ranked(tuple((self.class_names[index], value) for index, value in best))
+
+
+def open_engine(settings: Settings) -> Engine:
+    """The engine of a run's folder; what it answers is compared with the eager model first.
+
+    Raises:
+        FileNotFoundError: The folder or the engine's file is missing.
+        ValueError: They do not fit each other, or the folder names code of its own.
+    """
+    file = Path(settings.run)
+    file = file / FILE if file.is_dir() else file
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist. Make it with wfilter untrain or demo.")
+    known = _run_facts(file.parent, settings)
+    network = zoo.build(
+        known["model"],
+        num_classes=known.get("num_classes") or _classes_of(file),
+        pretrained=known.get("pretrained", False),
+        weights=known.get("weights"),
+    )
+    facts = _input_facts(known)
+    example = torch.zeros(1, facts.channels, facts.size, facts.size)
+    wf = load(file, network, example_input=example).eval()
+    names = wf.class_names or tuple(map(str, range(wf.num_classes)))
+    forward = _forward(wf, settings, facts)
+    return Engine(wf, facts, forward, tuple(names), known.get("dataset"))
+
+
+def _run_facts(folder: Path, settings: Settings) -> dict[str, Any]:
+    """What the run kept about its model, and what the settings say instead."""
+    beside = folder / RUN_FACTS
+    known: dict[str, Any] = tomllib.loads(beside.read_text()) if beside.is_file() else {}
+    source = str(known.get("model", "")).partition(":")[0]
+    if settings.model is None and source not in TRUSTED:
+        named = known.get("model")
+        raise ValueError(
+            f"{beside} names no model. Pass --model."
+            if named is None
+            else f"{beside} names a model by its own code, {named}. A folder of filters must not "
+            f"choose what is run: pass --model {named} if you trust it."
+        )
+    weights = settings.weights or known.get("weights")
+    if weights == "data":
+        weights = zoo.weights_path(settings.model or known["model"], known.get("data"))
+    elif weights and not settings.weights:
+        weights = folder / weights
+    given = {"model": settings.model, "size": settings.size}
+    return {**known, **{k: v for k, v in given.items() if v is not None}, "weights": weights}
+
+
+def _classes_of(file: Path) -> int:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        first = next(iter(opened.keys()))
+        return int(opened.get_slice(first).get_shape()[0])
+
+
+def _input_facts(known: dict[str, Any]) -> InputFacts:
+    facts = zoo.input_facts(known["model"])
+    size = known.get("size") or facts.size
+    return InputFacts(size, facts.channels, facts.mean, facts.std)
+
+
+def _forward(wf: FilteredModel, settings: Settings, facts: InputFacts) -> Forward:
+    def eager(images: Tensor, sets: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return _logits(wf(images, forget=sets))
+
+    if settings.engine == "eager":
+        _compare(eager, eager, wf.num_classes, facts, settings.batch_size)
+        return eager
+    if settings.engine == "compiled":
+        other = _compiled(wf, settings)
+    else:
+        other = _from_file(Path(settings.engine))
+    _compare(eager, other, wf.num_classes, facts, settings.batch_size)
+    return other
+
+
+def _compiled(wf: FilteredModel, settings: Settings) -> Forward:
+    import copy
+
+    twin = copy.deepcopy(wf).compile(dynamic=True)
+
+    def compiled(images: Tensor, sets: Tensor) -> Tensor:
+        with torch.no_grad():
+            return _logits(twin(images, forget=sets))
+
+    return compiled
+
+
+def _from_file(path: Path) -> Forward:
+    if path.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"engine {path} is neither eager, compiled nor a .onnx or .pt2 file.")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist. Write it with wfilter export.")
+    if path.suffix == ".pt2":
+        program = torch.export.load(path).module()
+
+        def exported(images: Tensor, sets: Tensor) -> Tensor:
+            with torch.no_grad():
+                return _logits(program(images, sets))
+
+        return exported
+    import onnxruntime
+
+    session: Any = onnxruntime.InferenceSession(  # type: ignore[attr-defined]
+        str(path), providers=["CPUExecutionProvider"]
+    )
+    names = [entry.name for entry in session.get_inputs()]
+
+    def onnx(images: Tensor, sets: Tensor) -> Tensor:
+        fed = dict(zip(names, (images.numpy(), sets.numpy())))
+        return torch.from_numpy(session.run(None, fed)[0])
+
+    return onnx
+
+
+def _compare(eager: Forward, other: Forward, classes: int, facts: InputFacts, largest: int) -> None:
+    """Run batches of several sizes, also to warm up; refuse an engine of another model."""
+    generator = torch.Generator().manual_seed(0)
+    for count in sorted({1, 2, 3, largest}):
+        images = torch.rand(count, facts.channels, facts.size, facts.size, generator=generator)
+        sets = torch.rand(count, classes, generator=generator) < 0.3
+        expected, found = eager(images, sets), other(images, sets)
+        if expected.shape != (count, classes):
+            raise ValueError(
+                f"the model's output has shape {tuple(expected.shape)}.\n"
+                f"A server needs logits of shape {(count, classes)}."
+            )
+        scale = max(1.0, float(expected.abs().max()))
+        if found.shape != expected.shape or float((expected - found).abs().max()) > 1e-3 * scale:
+            raise ValueError(
+                "the engine answers differently from the run's own model. Export it anew: "
+                "wfilter export RUN --forget sets --out FILE."
+            )
+
+
+def _logits(output: Any) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"the model returns {type(output).__name__}. A server needs one tensor of logits."
+        )
+    return output

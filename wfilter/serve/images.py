@@ -1,0 +1,91 @@
+"""Images from strangers: decoded within limits, or refused in words that help an honest sender."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wfilter.data.zoo import InputFacts
+from wfilter.serve.limits import Refusal
+
+FORMATS = ("JPEG", "PNG")
+NARROWEST = 50  # times as long as wide; beyond, scaling the short side up would take gigabytes
+SHORT_SIDE = 8 / 7  # of the size, before the centre is cut out, as wfilter.data reads image files
+
+
+def decode(content: bytes, facts: InputFacts, most_pixels: int = 25_000_000) -> Tensor:
+    """One image as the model wants to see it: float32 ``(channels, size, size)``.
+
+    Args:
+        content: A JPEG or PNG file.
+        facts: Size, channels and normalisation.
+        most_pixels: Looked at before anything is decoded.
+
+    Raises:
+        Refusal: 400 for what is no whole JPEG or PNG, 413 for too many pixels.
+
+    Example:
+        >>> decode(b"GIF89a", InputFacts(8, 1))
+        Traceback (most recent call last):
+        ...
+        wfilter.serve.limits.Refusal: the image is no JPEG or PNG file.
+    """
+    image = _opened(content, most_pixels)
+    try:
+        pixels = _square(_upright(image, facts.channels), facts.size)
+    except Exception as error:  # Pillow has no common class for what a broken file can raise
+        raise Refusal(400, "the image is damaged or cut short.") from error
+    array = torch.from_numpy(np.array(pixels)).view(facts.size, facts.size, facts.channels)
+    values = array.permute(2, 0, 1).float().div_(255)
+    return values.sub_(_per_channel(facts.mean)).div_(_per_channel(facts.std))
+
+
+def _opened(content: bytes, most_pixels: int) -> Any:
+    """The image with its header read, and nothing more."""
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise Refusal(413, f"the image has more than {most_pixels} pixels.") from error
+    except Exception as error:
+        raise Refusal(400, "the image is no JPEG or PNG file.") from error
+    width, height = image.size
+    if width * height > most_pixels:
+        raise Refusal(413, f"the image has {width} x {height} pixels, more than {most_pixels}.")
+    if max(width, height) > NARROWEST * max(1, min(width, height)):
+        raise Refusal(400, f"the image of {width} x {height} pixels is too narrow.")
+    return image
+
+
+def _upright(image: Any, channels: int) -> Any:
+    """Decoded in full, turned as its sender sees it, in 8-bit grey or colour."""
+    from PIL import Image, ImageOps
+
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255 instead of scaling
+        image = Image.fromarray((np.asarray(image).astype(np.float32) / 257).astype(np.uint8))
+    if image.mode == "P":
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    return image.convert("RGB" if channels == 3 else "L")
+
+
+def _square(image: Any, size: int) -> Any:
+    from PIL import Image
+
+    if image.size == (size, size):
+        return image
+    scale = size * SHORT_SIDE / min(image.size)
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    scaled = image.resize((width, height), Image.Resampling.BICUBIC)
+    return scaled.crop((left, top, left + size, top + size))
+
+
+def _per_channel(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values).view(-1, 1, 1)

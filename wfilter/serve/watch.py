@@ -1,0 +1,102 @@
+"""A policy file that may be replaced at any moment: each request sees one whole policy."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from wfilter.serve.policy import Policy, PolicyError, parse_policy
+
+SETTLED = 0.5  # seconds without a write, after which a file written in place counts as whole
+MOST_BYTES = 2**24
+_log = logging.getLogger("wfilter.serve")
+
+Stamp = tuple[int, int, int]
+
+
+class PolicyFile:
+    r"""The policy in a file, read again whenever the file has changed.
+
+    A file that was renamed into place is used at once. A file written in place may be half there,
+    and is used when it has not changed for half a second. A new policy with a mistake is not used:
+    the last good one stays in force, and ``problem`` and the log say why.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "policy.toml")
+        ...     _ = path.write_text("[tenants.a]\nforget = [0]\ntokens = []")
+        ...     list(PolicyFile(path, ["cat", "dog"]).current().tenants)
+        ['a']
+    """
+
+    def __init__(self, path: str | Path, class_names: Sequence[str]):
+        self.path, self.class_names = Path(path), tuple(class_names)
+        self._missing: str | None = None
+        self._refused: str | None = None
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{path} is not a file. Give the path of a policy in TOML.")
+        self._policy, self._seen = self._read()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the file as it is now is not in force, or nothing."""
+        return self._missing or self._refused
+
+    def current(self) -> Policy:
+        """The policy in force now; costs one look at the file's date unless it changed."""
+        try:
+            stamp = _stamp(os.stat(self.path))
+        except OSError as error:
+            self._missing = self._say(self._missing, f"{self.path}: {error.strerror}")
+            return self._policy
+        self._missing = None
+        if stamp != self._seen and self._whole(stamp):
+            self._reload(stamp)
+        return self._policy
+
+    def _reload(self, stamp: Stamp) -> None:
+        try:
+            self._policy, self._seen = self._read()
+        except _Changing:
+            return  # the next request looks again
+        except (PolicyError, OSError) as error:
+            self._seen, self._refused = stamp, self._say(self._refused, str(error))
+        else:
+            self._refused = None
+            _log.warning("policy version %s is in force", self._policy.version)
+
+    def _whole(self, stamp: Stamp) -> bool:
+        replaced = stamp[0] != self._seen[0]
+        return replaced or time.time() - stamp[1] / 1e9 > SETTLED
+
+    def _read(self) -> tuple[Policy, Stamp]:
+        with self.path.open("rb") as file:
+            before = _stamp(os.fstat(file.fileno()))
+            content = file.read(MOST_BYTES + 1)
+            after = _stamp(os.fstat(file.fileno()))
+        if before != after:
+            raise _Changing(f"{self.path} changes while it is read. Try again.")
+        if len(content) > MOST_BYTES:
+            raise PolicyError(f"{self.path} has more than {MOST_BYTES} bytes: it is no policy.")
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise PolicyError(f"{self.path} is not UTF-8 ({error.reason}). Save it anew.") from None
+        return parse_policy(text, self.class_names, str(self.path)), after
+
+    def _say(self, before: str | None, problem: str) -> str:
+        if problem != before:
+            _log.error("policy version %s stays in force: %s", self._policy.version, problem)
+        return problem
+
+
+class _Changing(PolicyError):
+    """The file was written to while it was read."""
+
+
+def _stamp(facts: os.stat_result) -> Stamp:
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
