@@ -1,6 +1,5 @@
 """Faults around a filtered model: disks, workers, processes, threads, load, labels out of place."""
 
-import dataclasses
 import errno
 import gc
 import os
@@ -30,7 +29,7 @@ from wfilter.data.images import ImageSet, batches
 from wfilter.untraining.loop import untrain
 from wfilter.untraining.recipes import PAPER
 
-RECIPE = dataclasses.replace(PAPER, forget_share=1.0)
+RECIPE = PAPER
 NAMES = ("ant", "bee", "cow", "dog")
 TESTS = [str(folder) for folder in Path(__file__).parents[:2]]  # for processes of their own
 

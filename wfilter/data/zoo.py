@@ -1,46 +1,22 @@
-"""Models by name: the paper's backbones at 28 and 32 pixels, and anyone else's classifier.
-
-The backbones are the standard torchvision and timm classes with a small stem or patch size, so
-that nothing about them is special to this package. All of them take pixels in 0..1.
-"""
+"""Models by name: our own backbones, and anyone else's classifier."""
 
 from __future__ import annotations
 
 import inspect
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
+from wfilter.data.backbones import BACKBONES, InputFacts
 from wfilter.data.formats import cache_folder, data_root
 from wfilter.data.functions import find_function, unknown_name
 
-
-@dataclass(frozen=True)
-class InputFacts:
-    """What a model wants to see: the keyword arguments of `wfilter.data.load` of the same names.
-
-    Example:
-        >>> from wfilter import data
-        >>> data.load("digits", "test", **vars(input_facts("wfilter:cnn-digits"))).image_shape
-        (1, 8, 8)
-    """
-
-    size: int
-    channels: int
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-
-
 WEIGHTS_FILE = "model.safetensors"  # as timm names it on the hub
 REACH_SECONDS = 5.0
-DIGITS, MNIST, CIFAR = InputFacts(8, 1), InputFacts(28, 1), InputFacts(32, 3)
 
 
 def names() -> tuple[str, ...]:
@@ -50,7 +26,7 @@ def names() -> tuple[str, ...]:
         >>> names()[:2]
         ('cnn-digits', 'vit-digits')
     """
-    return tuple(_BACKBONES)
+    return tuple(BACKBONES)
 
 
 def create(name: str, num_classes: int = 10) -> nn.Module:
@@ -64,13 +40,14 @@ def create(name: str, num_classes: int = 10) -> nn.Module:
         num_classes: Outputs of its head.
 
     Example:
+        >>> import torch
         >>> create("cnn-digits")(torch.rand(2, 1, 8, 8)).shape
         torch.Size([2, 10])
     """
-    if name not in _BACKBONES:
-        raise ValueError(unknown_name("model", name, _BACKBONES))
+    if name not in BACKBONES:
+        raise ValueError(unknown_name("model", name, BACKBONES))
     _check_classes(num_classes)
-    make, facts = _BACKBONES[name]
+    make, facts = BACKBONES[name]
     return make(facts, num_classes).eval()
 
 
@@ -123,8 +100,8 @@ def input_facts(spec: str) -> InputFacts:
         InputFacts(size=224, channels=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     """
     source, _, name = spec.partition(":")
-    if source == "wfilter" and name in _BACKBONES:
-        return _BACKBONES[name][1]
+    if source == "wfilter" and name in BACKBONES:
+        return BACKBONES[name][1]
     if source == "timm":
         return _timm_facts(name)
     if source == "torchvision":
@@ -190,109 +167,6 @@ def weights_path(spec: str, root: str | Path | None = None) -> Path:
         f"there are no weights for {spec}: {looked} does not exist. Put them there (the data "
         "folder is root=, --data or WFILTER_DATA), or pass your own file."
     )
-
-
-def _cnn(facts: InputFacts, num_classes: int, widths: tuple[int, ...], depth: int) -> nn.Module:
-    """Blocks of ``depth`` convolutions with BatchNorm; each block halves the image.
-
-    For colour images a 2 x 2 convolution stands in front, with room for the 12 patch directions of
-    both signs that `benchmarks/references.py` gives it. The largest answer anywhere in the image is
-    what the head sees, so images of half the size fit as well.
-    """
-    layers: list[nn.Module] = []
-    width = facts.channels
-    if facts.channels == 3:
-        layers += [nn.Conv2d(3, 24, 2), nn.GELU()]
-        width = 24
-    for out in widths:
-        for position in range(depth):
-            layers.append(nn.Conv2d(width, out, 3, padding=1, bias=False))
-            layers += [nn.MaxPool2d(2)] if position == 0 else []
-            layers += [nn.BatchNorm2d(out), nn.GELU()]
-            width = out
-    head = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
-    return nn.Sequential(*layers, *head)
-
-
-def _vgg16(facts: InputFacts, num_classes: int) -> nn.Module:
-    """VGG-16-BN with a head of width 512; at 28 pixels its pools round up, 14, 7, 4, 2, 1."""
-    from torchvision.models import vgg
-
-    model = _vgg(vgg.cfgs["D"], facts, num_classes)
-    for pool in model.modules():
-        if isinstance(pool, nn.MaxPool2d):
-            pool.ceil_mode = True
-    model.classifier = nn.Sequential(
-        *(nn.Dropout(0.5), nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU(inplace=True)),
-        *(nn.Dropout(0.5), nn.Linear(512, num_classes)),
-    )
-    return model
-
-
-def _vgg(layers: list[Any], facts: InputFacts, num_classes: int) -> nn.Module:
-    from torchvision.models import vgg
-
-    features = vgg.make_layers(layers, batch_norm=True)
-    if facts.channels != 3:
-        features[0] = nn.Conv2d(facts.channels, layers[0], 3, padding=1)
-    width = next(entry for entry in reversed(layers) if entry != "M")
-    with torch.device("meta"):  # VGG's own head of 120 million weights is never made
-        model: Any = vgg.VGG(nn.Sequential(), num_classes, init_weights=False)
-    model.features, model.avgpool = features, nn.Identity()
-    model.classifier = nn.Sequential(nn.Linear(width, num_classes))
-    return cast(nn.Module, model)
-
-
-def _resnet18(facts: InputFacts, num_classes: int) -> nn.Module:
-    """ResNet-18 with a 3 x 3 stem: at 32 pixels nothing is thrown away before the first block.
-
-    At 28 pixels stem and pool keep their strides of 2, so that the blocks run at 7, 4, 2, 1: a
-    quarter of a quarter of the cost, which is enough for digits.
-    """
-    from torchvision.models import resnet18
-
-    model: Any = resnet18(num_classes=num_classes)
-    stride = 1 if facts.size == 32 else 2
-    model.conv1 = nn.Conv2d(facts.channels, 64, 3, stride, padding=1, bias=False)
-    if facts.size == 32:
-        model.maxpool = nn.Identity()
-    return cast(nn.Module, model)
-
-
-def _vit(facts: InputFacts, num_classes: int, **settings: Any) -> nn.Module:
-    """A timm ViT. Positions start at std 0.5 instead of 0.02, as large as the patches they join.
-
-    On digits that took twelve epochs of training from 87 to 97 % right.
-    """
-    from timm.models.vision_transformer import VisionTransformer
-
-    model: Any = VisionTransformer(
-        img_size=facts.size, in_chans=facts.channels, num_classes=num_classes, **settings
-    )
-    nn.init.normal_(model.pos_embed, std=0.5)
-    return cast(nn.Module, model)
-
-
-_VIT_TINY = partial(_vit, embed_dim=192, depth=12, num_heads=3)
-_VIT_SMALL = partial(_vit, embed_dim=384, depth=12, num_heads=6)
-_BACKBONES: dict[str, tuple[Callable[[InputFacts, int], nn.Module], InputFacts]] = {
-    "cnn-digits": (lambda facts, n: _vgg([32, 32, "M", 64, 64, "M", 128, "M"], facts, n), DIGITS),
-    "vit-digits": (
-        partial(_vit, patch_size=2, embed_dim=64, depth=4, num_heads=4, mlp_ratio=2.0),
-        DIGITS,
-    ),
-    "cnn-mnist": (partial(_cnn, widths=(32, 64, 128), depth=1), MNIST),
-    "vgg16-mnist": (_vgg16, MNIST),
-    "resnet18-mnist": (_resnet18, MNIST),
-    "vit_tiny-mnist": (partial(_VIT_TINY, patch_size=7), MNIST),
-    "vit_small-mnist": (partial(_VIT_SMALL, patch_size=7), MNIST),
-    "cnn_small-cifar": (partial(_cnn, widths=(32, 128, 128), depth=2), CIFAR),
-    "cnn-cifar": (partial(_cnn, widths=(48, 160, 192), depth=2), CIFAR),
-    "vgg16-cifar": (_vgg16, CIFAR),
-    "resnet18-cifar": (_resnet18, CIFAR),
-    "vit_tiny-cifar": (partial(_VIT_TINY, patch_size=4), CIFAR),
-    "vit_small-cifar": (partial(_VIT_SMALL, patch_size=4), CIFAR),
-}
 
 
 def _from_wfilter(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
@@ -412,7 +286,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _without_source(spec: str) -> str:
-    if spec in _BACKBONES:
+    if spec in BACKBONES:
         return f"model={spec!r} lacks its source. Write wfilter:{spec}."
     return (
         f"model={spec!r} lacks its source. Write timm:{spec}, torchvision:{spec}, "

@@ -1,0 +1,110 @@
+"""The panel of one class: its images, units, heads and curves."""
+
+from __future__ import annotations
+
+from html import escape
+
+from wfilter import explain, plots
+from wfilter.page import html
+from wfilter.page.maker import Maker, percent, route
+
+HEADS = (
+    "Attention heads the class uses, block by block: the brighter, the more of the head's gates "
+    "close when it is forgotten. Blank: not filtered."
+)
+
+
+def panel(make: Maker, row: int) -> str:
+    """Everything about one class."""
+    name = make.names[row]
+    curve = make.curves[row]
+    closed = int(explain.closed_by_class(make.wf)[row])
+    text = (
+        f"Forgetting {name} closes {closed} of {make.wf.alphas.shape[1]} gates. Its images: "
+        f"{percent(make.original[row])} right before, {percent(make.forget.by_row[row])} after."
+        f" Now they are taken for {route(make.routing(row), make.names, 3)}."
+    )
+    curves = [
+        html.figure(
+            make.draw(plots.curves_plot, {row: curve}, label=f"insertion and deletion, {name}"),
+            "Confidence in the class on its own images, relative to the base model's, while gates "
+            "are opened one share after the other (above) or closed (below). With every unit "
+            "closed the model answers the same to any image, which may be this very class.",
+        ),
+    ]
+    rest = [
+        html.figure(
+            make.draw(
+                plots.routing_plot, make.routing(row), make.names, row, label=f"where {name} goes"
+            ),
+            "What its images are taken for once it is forgotten"
+            + (" (orange: still the class itself)." if make.forget.by_row[row] else "."),
+        ),
+        *_heads(make, row),
+    ]
+    return (
+        f"<p>{escape(text)}</p><h4>Before and after forgetting</h4>{_cards(make, row)}"
+        f"{_units(make, row)}{html.columns(curves, rest)}"
+    )
+
+
+def _cards(make: Maker, row: int, count: int = 6) -> str:
+    sample = make.sample
+    index = sample.of_class(row, count)
+    cards = []
+    for i, found in zip(index.tolist(), explain.predictions(make.wf, sample.images[index], row)):
+        lists = "".join(
+            f"<table><caption>{when}</caption>"
+            + "".join(
+                f"<tr><td>{escape(make.names[c])}</td><td>{p:.0%}</td></tr>" for c, p in chances
+            )
+            + "</table>"
+            for when, chances in (("before", found.before), ("after", found.after))
+        )
+        picture = html.image_tag(sample.pixels[i], f"an image of {make.names[row]}")
+        cards.append(f'<div class="card">{picture}{lists}</div>')
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _units(make: Maker, row: int, units: int = 3, count: int = 8) -> str:
+    """The images that excite the class's most closed units of the last layer."""
+    responses, sample, layer = make.responses(), make.sample, make.layers[-1]
+    top = [u for u in explain.top_units(make.wf, row, layer, units) if u.gate < explain.CLOSED]
+    if responses is None or not top:
+        return ""
+    strips = []
+    for unit in top:
+        order = responses[:, unit.index].argsort(descending=True, stable=True)[:count].tolist()
+        items = "".join(
+            f"<div{' class=own' if sample.labels[i] == row else ''}>"
+            f"{html.image_tag(sample.pixels[i], make.names[int(sample.labels[i])])}<br>"
+            f"{escape(make.names[int(sample.labels[i])])}</div>"
+            for i in order
+        )
+        also = _also_closed(make, row, layer, unit.index)
+        strips.append(f'<p>Unit {unit.index}: {escape(also)}.</p><div class="strip">{items}</div>')
+    return (
+        f"<h4>Most closed units of {escape(layer.removesuffix('.weight'))}, and the images that "
+        "excite them most</h4><p>In colour: images of the class itself. Where there are none, "
+        f"closing the unit replaces a low response by a constant one.</p>{''.join(strips)}"
+    )
+
+
+def _also_closed(make: Maker, row: int, layer: str, unit: int) -> str:
+    gates = make.gates(layer)[:, unit]
+    others = [make.names[r] for r in (gates < explain.CLOSED).nonzero()[:, 0].tolist() if r != row]
+    if not others:
+        return "closed for this class alone"
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    return f"closed also for {', '.join(others[:4])}{more}"
+
+
+def _heads(make: Maker, row: int) -> list[str]:
+    usage = explain.head_usage(make.wf)
+    if not plots.has_heads(usage):
+        return []
+    picture = make.draw(plots.heads_plot, usage, row, label=f"heads of {make.names[row]}")
+    return [html.figure(picture, HEADS)]
+
+
+# ---- all classes -------------------------------------------------------------------------------
