@@ -7,7 +7,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from wfilter import metrics
+
 NUM_CLASSES = 10
+FORGET = 3  # the digit that tests of rivals forget
 
 
 @cache
@@ -23,6 +26,17 @@ def data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 def batches(pair: tuple[Tensor, Tensor], size: int = 64) -> list[tuple[Tensor, Tensor]]:
     return list(zip(pair[0].split(size), pair[1].split(size), strict=True))
+
+
+def train() -> list[tuple[Tensor, Tensor]]:
+    """Batches of the training digits."""
+    return batches(data()[0])
+
+
+def accuracies(model: nn.Module, forget: int | list[int] = FORGET) -> tuple[float, float]:
+    """Acc_r and Acc_f on the test digits."""
+    logits, labels = metrics.collect_logits(model, batches(data()[1]))
+    return metrics.set_accuracies(logits, labels, forget)
 
 
 def cnn() -> nn.Module:

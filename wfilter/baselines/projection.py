@@ -1,15 +1,13 @@
 """Head-vector projection: remove the class's direction from the features, in closed form."""
 
-import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from wfilter.baselines.batches import Task
-from wfilter.core.mask import Mask
+from wfilter.baselines.edits import edited, linear_head
 from wfilter.data.running import Batches
-from wfilter.metrics.features import find_head
 
 
 class Projection(nn.Module):
@@ -57,25 +55,5 @@ def projection(
         )
     """
     task = Task.of(model, forget, train)
-    changed = copy.deepcopy(model)
-    head = find_head(changed)
-    if not isinstance(head, nn.Linear) or head.out_features != task.num_classes:
-        raise ValueError(
-            f"the head found is {head}; projection needs a linear layer with "
-            f"{task.num_classes} outputs."
-        )
-    projected = nn.Sequential(Projection(head.weight[list(task.classes)]), head)
-    if mask:
-        projected.append(Mask(task.classes).to(task.device))
-    return _replaced(changed, head, projected).eval()
-
-
-def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """In place: ``new`` where ``old`` was, at every place."""
-    if model is old:
-        return new
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child is old:
-                setattr(parent, name, new)
-    return model
+    vectors = linear_head(model, task).weight[list(task.classes)]
+    return edited(model, task, Projection(vectors), mask=mask)
