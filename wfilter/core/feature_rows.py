@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wfilter.core.head import Head
+
 # How far below all others a forgotten logit ends: its softmax is 0 in every dtype, without the
 # infinity that turns differences and losses into NaN.
 BELOW = 100.0
@@ -45,6 +47,7 @@ class FeatureRows(nn.Module):
             ``origin_cj`` is ``mean_c``. Left out for very many classes.
         detectors: ``(num_classes, width)``, or ``None``: then only answers are moved.
         offsets: ``(num_classes,)``, with the detectors.
+        head: Name of the head's weight in the base model, such as ``"fc.weight"``.
 
     Example:
         >>> eye = torch.eye(2)
@@ -67,8 +70,11 @@ class FeatureRows(nn.Module):
         shifts: Tensor | None = None,
         detectors: Tensor | None = None,
         offsets: Tensor | None = None,
+        *,
+        head: str = "",
     ):
         super().__init__()
+        self.head = head
         tensors = {
             "means": means,
             "spreads": spreads,
@@ -90,8 +96,10 @@ class FeatureRows(nn.Module):
         """How many features the head sees."""
         return self.means.shape[1]
 
-    def forward(self, features: Tensor, forget: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logits ``(batch, num_classes)`` of the edited features, those of ``forget`` lowest.
+    def forward(
+        self, features: Tensor, forget: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The edited features, and their logits ``(batch, num_classes)``, the forgotten lowest.
 
         Args:
             features: What the head would see, ``(batch, width)``.
@@ -101,11 +109,30 @@ class FeatureRows(nn.Module):
         Example:
             >>> eye = torch.eye(2)
             >>> rows = FeatureRows(eye, torch.ones(2, 2))
-            >>> rows(eye, torch.tensor([True, False]), torch.nn.Identity()).argmax(1)
+            >>> _, logits = rows(eye, torch.tensor([True, False]), torch.nn.Identity())
+            >>> logits.argmax(1)
             tensor([1, 1])
         """
-        logits = head(self.edited(features, forget, head(features)))
-        return torch.where(forget, logits.amin(-1, keepdim=True) - BELOW, logits)
+        if features.ndim != 2:
+            raise ValueError(
+                f"the head sees features of shape {tuple(features.shape)}; feature rows take "
+                "(batch, width). Use gates alone for such inputs (wf.feature_rows = None)."
+            )
+        edited = self.edited(features, forget, head(features))
+        logits = head(edited)
+        return edited, torch.where(forget, logits.amin(-1, keepdim=True) - BELOW, logits)
+
+    def head_of(self, base: nn.Module) -> Head:
+        """The head of ``base`` that these rows were made for."""
+        weight = dict(base.named_parameters()).get(self.head)
+        if weight is None or tuple(weight.shape) != (self.num_classes, self.width):
+            found = "no such parameter" if weight is None else f"shape {tuple(weight.shape)}"
+            raise ValueError(
+                f"the feature rows belong to a head with the weight {self.head!r} of shape "
+                f"{(self.num_classes, self.width)};\nthis {type(base).__name__} has {found}. Fit "
+                "them on this model, or set wf.feature_rows = None."
+            )
+        return Head((self.head,), (), self.width, True)
 
     def edited(self, features: Tensor, forget: Tensor, logits: Tensor) -> Tensor:
         """The features after the edit; ``logits`` are the head's, of the features as they came."""
@@ -186,6 +213,20 @@ class FeatureRows(nn.Module):
         extras = {"pair shifts": self.shifts, "detectors": self.detectors}
         kept = "".join(f", {name}" for name, tensor in extras.items() if tensor is not None)
         return f"num_classes={self.num_classes}, width={self.width}{kept}"
+
+
+def fold_head(model: nn.Module, rows: FeatureRows, forget: Tensor) -> nn.Module:
+    """In place: the head of a plain model becomes two linear layers, see ``FeatureRows.folded``."""
+    path, _, _ = rows.head_of(model).weights[0].rpartition(".")  # type: ignore[union-attr]
+    head = model.get_submodule(path)
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{path} is a {type(head).__name__}; only an nn.Linear can be folded.")
+    layers = rows.folded(head, forget)
+    if not path:
+        return layers
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, layers)
+    return model
 
 
 def _check(tensors: dict[str, Tensor | None]) -> None:

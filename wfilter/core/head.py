@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from wfilter.core.outputs import Inputs, logits_of
 
+# Edits what the head sees: features and the head itself -> features and logits.
+Edit = Callable[[Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
 # Function -> the axis of its input that holds the features; the input is always argument 0.
 LINEAR: dict[Callable[..., Any], int] = {
     F.linear: -1,
@@ -38,6 +40,7 @@ class Head:
     weights: tuple[str | None, ...]
     numbers: tuple[int, ...]
     width: int
+    is_plain: bool  # one call of F.linear on (batch, width), whose result is the logits themselves
 
 
 @dataclass
@@ -47,6 +50,7 @@ class _Call:
     source: Tensor
     weight: Any
     output: Tensor
+    is_linear: bool
 
 
 class _Record(TorchFunctionMode):
@@ -61,7 +65,9 @@ class _Record(TorchFunctionMode):
         if func in LINEAR and isinstance(output, Tensor):
             weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
             number = len(self.calls)
-            self.calls.append(_Call(number, LINEAR[func], args[0], weight, output))
+            self.calls.append(
+                _Call(number, LINEAR[func], args[0], weight, output, func is F.linear)
+            )
         return output
 
 
@@ -75,7 +81,7 @@ def find_head(model: nn.Module, inputs: Inputs) -> Head:
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> find_head(model, Inputs(torch.ones(2, 4), None, {}))
-        Head(weights=('2.weight',), numbers=(1,), width=8)
+        Head(weights=('2.weight',), numbers=(1,), width=8, is_plain=True)
     """
     with _Record() as record:
         output = inputs.run(model)
@@ -90,7 +96,14 @@ def find_head(model: nn.Module, inputs: Inputs) -> Head:
         tuple(names.get(id(call.weight)) for call in calls),
         tuple(call.number for call in calls),
         sum(call.source.shape[call.axis] for call in calls),
+        _is_plain(calls, logits_of(output), names),
     )
+
+
+def _is_plain(calls: list[_Call], logits: Tensor, names: dict[int, str]) -> bool:
+    call = calls[0]
+    known = len(calls) == 1 and call.is_linear and id(call.weight) in names
+    return known and call.source.ndim == 2 and torch.equal(call.output, logits)
 
 
 def _heads(calls: list[_Call], logits: Tensor) -> list[_Call]:
@@ -110,12 +123,11 @@ def _heads(calls: list[_Call], logits: Tensor) -> list[_Call]:
 class HeadMode(TorchFunctionMode):
     """Catch what the head sees in ``seen``, ``(batch, ..., width)``, after ``edit`` changed it.
 
+    ``edit`` gets the features and the head as a function of them, and gives features and logits.
     Enter it after the mode that gates: the edit then happens before the head's own gates.
     """
 
-    def __init__(
-        self, model: nn.Module, head: Head, edit: Callable[[Tensor], Tensor] | None = None
-    ):
+    def __init__(self, model: nn.Module, head: Head, edit: Edit | None = None):
         super().__init__()
         self.head, self.edit = head, edit
         self.ids = {id(model.get_parameter(name)) for name in head.weights if name is not None}
@@ -128,11 +140,12 @@ class HeadMode(TorchFunctionMode):
         if axis is None or not self._is_head(args, kwargs):
             return func(*args, **kwargs)
         features = args[0].movedim(axis, -1)
-        if self.edit is not None:
-            features = self.edit(features)
-            args = (features.movedim(-1, axis), *args[1:])
+        if self.edit is None:
+            self.seen.append(features)
+            return func(*args, **kwargs)
+        features, logits = self.edit(features, lambda seen: func(seen, *args[1:], **kwargs))
         self.seen.append(features)
-        return func(*args, **kwargs)
+        return logits
 
     def _is_head(self, args: Any, kwargs: Any) -> bool:
         self._number += 1

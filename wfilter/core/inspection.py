@@ -81,7 +81,9 @@ class PlanRow:
 
 
 class Plan(tuple[PlanRow, ...]):
-    """One row per target; prints as a table."""
+    """One row per target; prints as a table, with a ``note`` on what is no target below it."""
+
+    note = ""
 
     def __str__(self) -> str:
         header = ("name", "shape", "units", "path", "why")
@@ -95,9 +97,8 @@ class Plan(tuple[PlanRow, ...]):
         ]
         counts = {p: sum(r.path == p for r in self) for p in ("fused", "exact", "unused")}
         total = ", ".join(f"{n} {p}" for p, n in counts.items() if n)
-        return "\n".join(
-            [*lines, f"{len(self)} targets ({total}), {sum(r.units for r in self)} units"]
-        )
+        summary = f"{len(self)} targets ({total}), {sum(r.units for r in self)} units"
+        return "\n".join([*lines, summary, *([self.note] if self.note else [])])
 
     __repr__ = __str__
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from wfilter.core import gates as _gates
 from wfilter.core.bake import SnapEffect, bake, measure_snap, snapped
 from wfilter.core.compiling import Compiled, compile_forwards
+from wfilter.core.feature_rows import FeatureRows, fold_head
 from wfilter.core.filters import is_marked
 from wfilter.core.forget import (
     Forget,
@@ -40,7 +42,7 @@ from wfilter.core.head import Head, find_head
 from wfilter.core.inspection import Inspection, Plan, inspect, make_plan, parameter_of
 from wfilter.core.oracle import compare
 from wfilter.core.outputs import Inputs, read_inputs
-from wfilter.core.paths import gate_mode, plain_features, run_path
+from wfilter.core.paths import gate_mode, head_mode, plain_features, run_path
 from wfilter.core.prune import prune as prune_model
 from wfilter.core.refusals import (
     check_base,
@@ -66,8 +68,8 @@ class FilteredModel(nn.Module):
         targets: What is filtered.
         sparse: Whether label gradients touch only the rows of the batch (for many classes).
         hard: Whether gates are rounded to exactly 0 or 1, with straight-through gradients.
-        feature_rows: ``None``, or a function that edits what the head sees: it gets the features
-            ``(batch, ..., width)`` and bool sets ``(batch, num_classes)``, and returns features.
+        feature_rows: ``None``, or rows that move features of forgotten classes onto others, see
+            ``FeatureRows``; assign ``None`` to take them off.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class FilteredModel(nn.Module):
         self.granularity = granularity
         self.sparse = False
         self.hard = False
-        self.feature_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.feature_rows: FeatureRows | None = None
         first = parameter_of(base, self.targets[0])
         self.alphas = nn.Parameter(
             torch.full(
@@ -156,13 +158,21 @@ class FilteredModel(nn.Module):
         return features
 
     def run_gated(
-        self, x: Tensor | None, gates: Tensor, *, replicas: int = 1, **others: Any
+        self,
+        x: Tensor | None,
+        gates: Tensor,
+        *,
+        sets: Tensor | None = None,
+        replicas: int = 1,
+        **others: Any,
     ) -> Any:
         """The base model under the gates given, for all targets in the order of ``wf.targets``.
 
         Args:
             x: A batch of images.
             gates: ``(total_units,)``, one row for all samples, or ``(batch, total_units)``.
+            sets: What each sample forgets, bool ``(batch, num_classes)``, for the feature rows;
+                without it, or without them, features stay as they are.
             replicas: How many rows of ``gates`` each sample has, grouped by sample; more than one
                 needs filters that can share (see ``replicated``).
             others: Further inputs of the base model.
@@ -175,7 +185,8 @@ class FilteredModel(nn.Module):
             True
         """
         inputs = read_inputs(x, others)
-        return run_path(self, inputs, gates, replicas=replicas)
+        sets = None if self.feature_rows is None else sets
+        return run_path(self, inputs, gates, sets, replicas=replicas)
 
     def _traced(self, inputs: Inputs, forget: Forget) -> Any:
         """The part of ``forward`` that a graph holds: no checks of values, no inspection."""
@@ -232,7 +243,13 @@ class FilteredModel(nn.Module):
         if whole and len(args) < 2:
             return self(*args, **kwargs)
         check_values(self, rows)
-        with running(), gate_mode(self, self._latest, self.row_gates(rows)):
+        with ExitStack() as stack:
+            stack.enter_context(running())
+            stack.enter_context(gate_mode(self, self._latest, self.row_gates(rows)))
+            if self.feature_rows is not None:
+                chosen = as_sets(self._per_sample(rows, 1), self.num_classes)
+                head = self.feature_rows.head_of(self.base)
+                stack.enter_context(head_mode(self, head, chosen))
             return method(module, *args, **kwargs)
 
     def row_gates(self, rows: Rows) -> Tensor:
@@ -301,6 +318,8 @@ class FilteredModel(nn.Module):
 
     def head(self, inputs: Inputs) -> Head:
         """Where the logits are made; see ``head.py``."""
+        if self.feature_rows is not None:
+            return self.feature_rows.head_of(self.base)
         if inputs.key not in self._heads:
             some = inputs.of_samples(torch.arange(min(2, len(inputs.images))))
             with running():
@@ -367,7 +386,10 @@ class FilteredModel(nn.Module):
     @property
     def plan(self) -> Plan:
         """One row per target: name, shape, units, path (fused or exact) and why."""
-        return make_plan(self.targets, self._latest.findings)
+        plan = make_plan(self.targets, self._latest.findings)
+        if self.feature_rows is not None:
+            plan.note = f"feature rows before the head: {self.feature_rows.extra_repr()}"
+        return plan
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -404,6 +426,9 @@ class FilteredModel(nn.Module):
         """A plain copy of the base model with the gates of one class or set folded in.
 
         Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed.
+        Feature rows become a linear layer in front of the head, which no longer has the weights of
+        the class; that layer moves the class to one place, where the rows choose by the image, so
+        a probe finds more of it (see ``FeatureRows.folded``).
 
         Args:
             forget: One class or set.
@@ -420,9 +445,13 @@ class FilteredModel(nn.Module):
         """
         self.refuse_inside_forgetting("bake")
         refuse_bad_alphas(self)
+        rows = self._one_for_all(forget, "bake")
         with torch.no_grad():
-            gates = snapped(self.row_gates(self._one_for_all(forget, "bake")), snap)
+            gates = snapped(self.row_gates(rows), snap)
         baked = bake(self.base, self.targets, ByTarget(self.targets, gates))
+        if self.feature_rows is not None:
+            chosen = as_sets(self._per_sample(rows, 1), self.num_classes)[0]
+            baked = fold_head(baked, self.feature_rows, chosen)
         return prune_model(baked, example_input).model if prune else baked
 
     @torch.no_grad()

@@ -5,14 +5,18 @@ Slow and obvious on purpose; every fast path is compared with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
 from wfilter.core.bake import plain_copy
-from wfilter.core.forget import Forget, check_per_sample, per_sample, read_forget
+from wfilter.core.forget import Forget, as_sets, check_per_sample, per_sample, read_forget
 from wfilter.core.outputs import Inputs, join, read_inputs, take_apart
 from wfilter.core.targets import is_standardised
 
@@ -40,11 +44,33 @@ def one_at_a_time(wf: FilteredModel, x: Tensor | Inputs, forget: Tensor) -> Any:
     if any(is_standardised(module) for module in base.modules()):
         base = plain_copy(base).eval()
     outputs = []
-    for single, wanted in zip(inputs.singly(), forget):
+    sets = as_sets(forget, wf.num_classes)
+    for single, wanted, chosen in zip(inputs.singly(), forget, sets):
         rows = wanted.nonzero().flatten().tolist() if wanted.ndim else [int(wanted)]
         weights = gated_weights(wf, base, [row for row in rows if row >= 0])
-        outputs.append(single.run(lambda *a, **k: _call(base, weights, a, k)))  # noqa: B023
+        with _rerouted(wf, base, chosen):
+            outputs.append(single.run(lambda *a, **k: _call(base, weights, a, k)))  # noqa: B023
     return join(outputs, wf.inspection_of(inputs).axes)
+
+
+@contextmanager
+def _rerouted(wf: FilteredModel, base: torch.nn.Module, chosen: Tensor) -> Iterator[None]:
+    """Feature rows by a hook on the module of the head, where there are any."""
+    rows = wf.feature_rows
+    if rows is None:
+        yield
+        return
+
+    def edit(module: Any, args: Any, output: Tensor) -> Tensor:
+        plain = partial(F.linear, weight=module.weight, bias=module.bias)
+        logits: Tensor = rows(args[0], chosen, plain)[1]
+        return logits
+
+    hook = base.get_submodule(rows.head.rpartition(".")[0]).register_forward_hook(edit)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _call(base: torch.nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.func import vmap
 from wfilter.core.compiling import one_graph
 from wfilter.core.forgetting import is_any_open, running
 from wfilter.core.gates import ByTarget
-from wfilter.core.head import HeadMode
+from wfilter.core.head import Head, HeadMode
 from wfilter.core.inspection import Inspection, make_sites, parameter_of
 from wfilter.core.modes import GateMode
 from wfilter.core.outputs import Inputs, take_apart
@@ -137,10 +137,15 @@ def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:
 
 def _head_mode(wf: FilteredModel, inputs: Inputs, sets: Tensor | None) -> HeadMode:
     """The seam for feature rows: they edit the head's input, each sample by what it forgets."""
-    edit = wf.feature_rows
-    if edit is None or sets is None:
-        return HeadMode(wf.base, wf.head(inputs))
-    return HeadMode(wf.base, wf.head(inputs), lambda features: edit(features, sets))
+    return head_mode(wf, wf.head(inputs), sets)
+
+
+def head_mode(wf: FilteredModel, head: Head, sets: Tensor | None) -> HeadMode:
+    """The mode that catches what ``head`` sees, edited where there are feature rows and sets."""
+    rows = wf.feature_rows
+    if rows is None or sets is None:
+        return HeadMode(wf.base, head)
+    return HeadMode(wf.base, head, lambda features, as_logits: rows(features, sets, as_logits))
 
 
 def _unstack(stacked: Sequence[Tensor], axes: Sequence[int | None]) -> list[Tensor]:

@@ -64,7 +64,7 @@ def run_replicated(wf: FilteredModel, x: Tensor, forget: Tensor) -> Any:
     replicas = len(forget) // len(x)
     check_per_sample(forget, len(x) * replicas, wf.num_classes)
     pins, inputs = wf.pins, Inputs(x, None, {})
-    if pins.indices and replicas > 1 and wf.is_fused(inputs):
+    if pins.indices and replicas > 1 and wf.feature_rows is None and wf.is_fused(inputs):
         pins.check(wf)
         if pins.shares is None:
             pins.shares = _can_share(wf, inputs, replicas)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.forget import as_sets
 from wfilter.core.inspection import example_inputs
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
@@ -95,7 +96,8 @@ class _Graph(nn.Module):
         self.wf = wf
 
     def forward(self, images: Tensor, forget: Tensor) -> Any:
-        return logits_of(self.wf.run_gated(images, self.wf.mixed_gates(forget)))
+        sets = as_sets(forget, self.wf.num_classes)
+        return logits_of(self.wf.run_gated(images, self.wf.mixed_gates(forget), sets=sets))
 
 
 class _Plain(nn.Module):

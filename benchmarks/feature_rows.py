@@ -1,0 +1,292 @@
+"""Feature rows, judged hard: what does whoever sees the features still find of a class?
+
+    python benchmarks/feature_rows.py judge --model wfilter:resnet18-cifar --data cifar10
+    python benchmarks/feature_rows.py judge --model wfilter:cnn-mnist --data mnist \
+        --references ~/wfilter-references
+    python benchmarks/feature_rows.py imagenet --model timm:vit_tiny_patch16_224
+    python benchmarks/feature_rows.py imagenet --model torchvision:resnet18
+    python benchmarks/feature_rows.py table
+
+``judge`` runs the attacks of ``attacks.py`` on every class: under a logit mask, under the feature
+row, under the row folded into two linear layers, and on a network trained without the class where
+``--references`` has one (``NAME-s0.safetensors`` and ``NAME-s0-without3.safetensors``, ...). Rows
+are fitted on the first ``--images`` training images, and so are the probes; figures are of the
+whole test set. ``imagenet`` fits on three images of each class and is judged on k0. Features of a
+network are kept in ``--cache``. Data and weights come from WFILTER_DATA; lines go to
+``benchmarks/results/feature_rows.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks import View, judge
+from common import RESULTS, append_line, origin, read_lines
+from feature_rows_table import write_table
+from wfilter import data, metrics, zoo
+from wfilter.core.feature_rows import FeatureRows
+from wfilter.untraining.reroute import FeatureStatistics, fit_rows
+
+FILE = RESULTS / "feature_rows.jsonl"
+THREE = ("k1", "k2", "train1")
+
+
+def main() -> None:
+    args = parse_arguments()
+    if args.command == "table":
+        write_table(read_lines(FILE), RESULTS / "feature_rows.md")
+    elif args.command == "judge":
+        judge_all(args)
+    else:
+        judge_imagenet(args)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    judging, many = commands.add_parser("judge"), commands.add_parser("imagenet")
+    commands.add_parser("table")
+    for command in (judging, many):
+        command.add_argument("--model", required=True)
+        command.add_argument("--cache", type=Path, default=Path.home() / ".cache/wfilter-features")
+    judging.add_argument("--data", required=True)
+    judging.add_argument("--images", type=int, default=10_000)
+    judging.add_argument("--references", type=Path)
+    judging.add_argument("--classes", type=int, nargs="*")
+    judging.add_argument("--methods", nargs="*", default=["mask", "row", "folded", "retrained"])
+    many.add_argument("--classes", type=int, default=100)
+    return parser.parse_args()
+
+
+# ---- features ---------------------------------------------------------------------------------
+
+
+def features_of(
+    model: nn.Module, dataset: data.ImageSet, cache: Path, name: str
+) -> tuple[Tensor, Tensor, float]:
+    """Features, labels and CPU seconds of a forward over a dataset, kept by name and weights."""
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    path = cache / f"{name}-{len(dataset)}-{digest.hexdigest()[:16]}.pt"
+    if not path.exists():
+        start = time.process_time()
+        batches = data.batches(dataset, 100)
+        features, labels = metrics.collect_features(model, batches)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save((features, labels, time.process_time() - start), path)
+    found: tuple[Tensor, Tensor, float] = torch.load(path)
+    return found
+
+
+def load(spec: str, name: str, split: str, images: int | None = None) -> data.ImageSet:
+    facts = zoo.input_facts(spec)
+    whole = data.load(
+        name,
+        split,
+        size=facts.size,
+        channels=facts.channels,
+        mean=facts.mean,
+        std=facts.std,
+    )
+    return whole if images is None else whole.take(torch.arange(min(images, len(whole))))
+
+
+def network(spec: str, args: argparse.Namespace) -> tuple[nn.Module, str]:
+    """The original network, and a word for where its weights come from."""
+    if args.command == "judge" and args.references is not None:
+        path = args.references / f"{spec.partition(':')[2]}-s0.safetensors"
+        return zoo.build(spec, num_classes=10, weights=path), path.name
+    path = zoo.weights_path(spec)
+    classes = 1000 if args.command == "imagenet" else 10
+    return zoo.build(spec, num_classes=classes, weights=path), path.name
+
+
+# ---- ten classes ------------------------------------------------------------------------------
+
+
+def judge_all(args: argparse.Namespace) -> None:
+    """Every class under every method; one line for each."""
+    model, weights = network(args.model, args)
+    head = metrics.find_head(model)
+    assert isinstance(head, nn.Linear)
+    sets = {"train": load(args.model, args.data, "train", args.images)}
+    sets["test"] = load(args.model, args.data, "test")
+    cached = {k: features_of(model, s, args.cache, f"{args.data}-{k}") for k, s in sets.items()}
+    rows, seconds = fitted(cached["train"], head)
+    facts = {"benchmark": "feature_rows", "model": args.model, "data": args.data}
+    facts |= {"weights": weights, "images": len(sets["train"]), "fit_cpu_seconds": seconds}
+    facts["forward_cpu_seconds"] = round(cached["train"][2], 1)
+    done = {
+        (line.get("model"), line.get("method"), line.get("forget")) for line in read_lines(FILE)
+    }
+    for forget in args.classes or range(rows.num_classes):
+        for method in args.methods:
+            if (args.model, method, forget) in done:
+                continue
+            start = time.process_time()
+            prepared = prepare(method, forget, rows, head, cached, sets, args)
+            if prepared is None:
+                continue
+            figures = judge(*prepared)
+            spent = round(time.process_time() - start, 1)
+            line = {**facts, "method": method, "forget": forget, **figures, "cpu_seconds": spent}
+            append_line(FILE, {**line, **origin()})
+            print(method, forget, figures, flush=True)
+
+
+def fitted(train: tuple[Tensor, Tensor, float], head: nn.Linear) -> tuple[FeatureRows, float]:
+    """Rows from features, and the CPU seconds beyond the forward."""
+    features, labels, _ = train
+    start = time.process_time()
+    found = FeatureStatistics(head.out_features, head.in_features)
+    with torch.no_grad():
+        for h, y in zip(features.split(500), labels.split(500)):
+            found.add(h, head(h), y)
+    rows = fit_rows(found)
+    return rows, round(time.process_time() - start, 3)
+
+
+@torch.no_grad()
+def prepare(
+    method: str,
+    forget: int,
+    rows: FeatureRows,
+    head: nn.Linear,
+    cached: dict[str, tuple[Tensor, Tensor, float]],
+    sets: dict[str, data.ImageSet],
+    args: argparse.Namespace,
+) -> tuple[Any, ...] | None:
+    """The arguments of ``judge``: what is seen, the layers to relearn, how to undo the edit."""
+    chosen = torch.arange(rows.num_classes) == forget
+    (train, labels, _), (test, test_labels, _) = cached["train"], cached["test"]
+    if method == "retrained":
+        return retrained(forget, sets, args)
+    if method == "mask":
+        logits = [head(h).index_fill(1, torch.tensor([forget]), -1e4) for h in (train, test)]
+        view = View(forget, train, labels, test, test_labels, *logits)
+        return view, partial(copy.deepcopy, head)
+    if method == "folded":
+        edit, rest = rows.folded(head, chosen)
+        seen = [edit(h) for h in (train, test)]
+        logits = [rest(h) for h in seen]
+        raw = (train, test)
+        view = View(forget, seen[0], labels, seen[1], test_labels, *logits, raw=raw)
+        return view, partial(copy.deepcopy, nn.Sequential(edit, rest))
+    seen = [rows.edited(h, chosen, head(h)) for h in (train, test)]
+    logits = [rows(h, chosen, head)[1] for h in (train, test)]
+    view = View(forget, seen[0], labels, seen[1], test_labels, *logits)
+    return view, partial(copy.deepcopy, head), partial(undone, rows, head, forget)
+
+
+@torch.no_grad()
+def undone(rows: FeatureRows, head: nn.Linear, forget: int, edited: Tensor) -> Tensor:
+    """The features an image of the class would have had, if this is what the row made of them."""
+    logits = head(edited)
+    logits[:, forget] = -torch.inf
+    route = logits.argmax(1)
+    shift = 0 if rows.shifts is None else rows.shifts[forget, route]
+    stretch = rows.spreads[forget] / rows.spreads[route]
+    return rows.means[forget] + shift + stretch * (edited - rows.means[route])
+
+
+@torch.no_grad()
+def retrained(
+    forget: int, sets: dict[str, data.ImageSet], args: argparse.Namespace
+) -> tuple[Any, ...] | None:
+    """The network that never saw the class, if there is one."""
+    name = f"{args.model.partition(':')[2]}-s0-without{forget}.safetensors"
+    if args.references is None or not (args.references / name).exists():
+        return None
+    model = zoo.build(args.model, num_classes=10, weights=args.references / name)
+    head = metrics.find_head(model)
+    found = {k: features_of(model, s, args.cache, f"{args.data}-{k}") for k, s in sets.items()}
+    (train, labels, _), (test, test_labels, _) = found["train"], found["test"]
+    view = View(forget, train, labels, test, test_labels, head(train), head(test))
+    return view, partial(copy.deepcopy, head)
+
+
+# ---- a thousand classes -----------------------------------------------------------------------
+
+
+@torch.no_grad()
+def judge_imagenet(args: argparse.Namespace) -> None:
+    """Three images of each class for the rows, k0 for the figures; one line."""
+    model, weights = network(args.model, args)
+    head = metrics.find_head(model)
+    assert isinstance(head, nn.Linear)
+    splits = {s: load(args.model, "imagenet", s) for s in (*THREE, "k0")}
+    parts = {k: features_of(model, s, args.cache, f"imagenet-{k}") for k, s in splits.items()}
+    train = torch.cat([parts[k][0] for k in THREE]), torch.cat([parts[k][1] for k in THREE])
+    rows, seconds = fitted((*train, 0.0), head)
+    order = torch.randperm(head.out_features, generator=torch.Generator().manual_seed(0))
+    figures: dict[str, list[float]] = {}
+    for forget in order[: args.classes].tolist():
+        for name, value in one_of_many(forget, rows, head, train, parts["k0"][:2]):
+            figures.setdefault(name, []).append(value)
+    line = {"benchmark": "feature_rows", "model": args.model, "data": "imagenet"}
+    line |= {"weights": weights, "method": "row", "classes": args.classes}
+    line |= {"rows": str(rows), "row_megabytes": megabytes(rows), "fit_cpu_seconds": seconds}
+    line["forward_cpu_seconds"] = round(sum(parts[k][2] for k in THREE), 1)
+    line |= {k: round(100 * statistics.mean(v), 3) for k, v in figures.items()}
+    append_line(FILE, {**line, **origin()})
+    print(line)
+
+
+def megabytes(rows: FeatureRows) -> float:
+    return round(sum(b.numel() * b.element_size() for b in rows.buffers()) / 1e6, 2)
+
+
+def one_of_many(
+    forget: int,
+    rows: FeatureRows,
+    head: nn.Linear,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+) -> Iterator[tuple[str, float]]:
+    """Figures of one class of very many: answers, and two probes without and under the row."""
+    chosen = torch.arange(rows.num_classes) == forget
+    own = test[1] == forget
+    masked = head(test[0]).masked_fill(chosen, -torch.inf)
+    answers = {"mask": masked, "row": rows(test[0], chosen, head)[1]}
+    edited = [rows.edited(h, chosen, head(h)) for h in (train[0], test[0])]
+    yield "base_acc_f", share(head(test[0]), test[1], own)
+    for name, logits in answers.items():
+        yield f"{name}_acc_r", share(logits, test[1], ~own)
+        yield f"{name}_acc_f", share(logits, test[1], own)
+    for name, (seen, asked) in {"mask": (train[0], test[0]), "row": edited}.items():
+        for probe, scores in probes(seen, train[1], asked[own], rows.num_classes).items():
+            yield f"{name}_{probe}", float((scores.argmax(1) == forget).float().mean())
+
+
+def share(logits: Tensor, labels: Tensor, of: Tensor) -> float:
+    return float((logits.argmax(1) == labels)[of].float().mean())
+
+
+def probes(seen: Tensor, labels: Tensor, asked: Tensor, classes: int) -> dict[str, Tensor]:
+    """Nearest class mean, and a linear probe of all classes by ridge regression."""
+    one_hot = nn.functional.one_hot(labels, classes).to(seen)
+    means = one_hot.T @ seen / one_hot.sum(0).unsqueeze(1)
+    centre, spread = seen.mean(0), seen.std(0) + 1e-6
+    x, z = (seen - centre) / spread, (asked - centre) / spread
+    gram = x.T @ x
+    gram.diagonal().add_(0.1 * len(x))
+    weight = torch.linalg.solve(gram, x.T @ (one_hot - one_hot.mean(0)))
+    return {"nearest_mean": -torch.cdist(asked, means), "linear_probe": z @ weight}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    main()

@@ -1,0 +1,131 @@
+"""The table of ``benchmarks/feature_rows.py``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FIGURES = {
+    "acc_r": "Acc_r",
+    "acc_f": "Acc_f",
+    "linear_probe": "linear probe",
+    "auc": "AUC",
+    "nearest_mean": "nearest mean",
+    "20_nn": "20-NN",
+    "mlp_probe": "MLP",
+    "refit_2_percent": "head on 2 %",
+    "prototype": "prototype",
+    "inverter": "inverter",
+    "relearn_1": "relearn 1",
+    "relearn_5": "5",
+    "relearn_10": "10",
+    "relearn_500": "500",
+    "mia_confidence": "MIA conf.",
+    "mia_entropy": "MIA entr.",
+}
+METHODS = {
+    "mask": "logit mask (features as they are)",
+    "row": "feature row",
+    "folded": "row folded into linear layers",
+    "retrained": "trained without the class",
+}
+
+
+def write_table(lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """All tables, made from the stored lines alone."""
+    parts = [INTRODUCTION]
+    for model in dict.fromkeys(line["model"] for line in lines if "forget" in line):
+        parts += one_model([line for line in lines if line["model"] == model and "forget" in line])
+    parts += imagenet([line for line in lines if line.get("data") == "imagenet"])
+    path.write_text("\n\n".join([*parts, findings()]) + "\n")
+
+
+def one_model(lines: list[dict[str, Any]]) -> list[str]:
+    """Means over classes for each method, on the classes that all methods have, then by class."""
+    first = lines[0]
+    heading = (
+        f"## {first['model']} on {first['data']} ({first['weights']})\n\nRows of all classes from "
+        f"{first['images']:,} training images in {first['fit_cpu_seconds']} CPU seconds beyond "
+        f"their forward ({first['forward_cpu_seconds']} CPU seconds)."
+    )
+    bar = {line["forget"] for line in lines if line["method"] == "retrained"}
+    parts = [heading, means(lines, {line["forget"] for line in lines}, "all classes")]
+    if bar:
+        parts.append(means(lines, bar, "classes with a network trained without them"))
+    names = ["linear_probe", "auc", "nearest_mean", "20_nn", "mlp_probe", "acc_r"]
+    return [*parts, by_class(lines, names)]
+
+
+def means(lines: list[dict[str, Any]], classes: set[int], title: str) -> str:
+    rows = []
+    for method, words in METHODS.items():
+        mine = [x for x in lines if x["method"] == method and x["forget"] in classes]
+        if len(mine) < len(classes):
+            continue
+        cells = [
+            f"{statistics.mean(x[k] for x in mine):.1f}" if all(k in x for x in mine) else "-"
+            for k in FIGURES
+        ]
+        rows.append(f"| {words} | " + " | ".join(cells) + " |")
+    shown = f"Mean over {title} ({', '.join(map(str, sorted(classes)))}):"
+    header = "| method | " + " | ".join(FIGURES.values()) + " |"
+    return "\n".join([shown, "", header, "|---|" + "---:|" * len(FIGURES), *rows])
+
+
+def by_class(lines: list[dict[str, Any]], names: list[str]) -> str:
+    """Feature row beside the retrained network, class by class, and how far their routes are."""
+    by = {(x["method"], x["forget"]): x for x in lines}
+    header = "| class | " + " | ".join(FIGURES[n] for n in names) + " | routes: TV to retrained |"
+    rows = []
+    for forget in sorted({x["forget"] for x in lines}):
+        row, bar = by.get(("row", forget)), by.get(("retrained", forget))
+        if row is None:
+            continue
+        cells = [f"{row[n]:.1f}" + (f" ({bar[n]:.1f})" if bar else "") for n in names]
+        apart = f"{total_variation(row['routes'], bar['routes']):.2f}" if bar else "-"
+        rows.append(f"| {forget} | " + " | ".join(cells) + f" | {apart} |")
+    shown = "By class, feature row (in brackets the network trained without the class):"
+    return "\n".join([shown, "", header, "|---|" + "---:|" * (len(names) + 1), *rows])
+
+
+def total_variation(p: Sequence[float], q: Sequence[float]) -> float:
+    """Half the sum of differences between two shares: 0 alike, 1 disjoint."""
+    return sum(abs(a - b) for a, b in zip(p, q)) / 2
+
+
+def imagenet(lines: list[dict[str, Any]]) -> list[str]:
+    if not lines:
+        return []
+    header = (
+        "| network | Acc_r mask | Acc_r row | Acc_f base | Acc_f row | linear probe mask | "
+        "linear probe row | nearest mean mask | nearest mean row | fit, CPU s | forward, CPU s | "
+        "rows, MB |"
+    )
+    keys = ("mask_acc_r", "row_acc_r", "base_acc_f", "row_acc_f", "mask_linear_probe")
+    keys += ("row_linear_probe", "mask_nearest_mean", "row_nearest_mean", "fit_cpu_seconds")
+    keys += ("forward_cpu_seconds", "row_megabytes")
+    rows = [f"| {x['model']} | " + " | ".join(f"{x[k]:.2f}" for k in keys) + " |" for x in lines]
+    title = (
+        "## ImageNet, 1,000 classes, three images of each for rows and probes\n\n"
+        f"Figures of k0, means over {lines[0]['classes']} rows drawn at random; probes are fitted "
+        "on all 1,000 classes under the row. torchvision's ResNet-18 here is a compressed and "
+        "fine-tuned one."
+    )
+    return ["\n".join([title, "", header, "|---|" + "---:|" * len(keys), *rows])]
+
+
+def findings() -> str:
+    path = Path(__file__).parent / "results/feature_rows_findings.txt"
+    return path.read_text().strip() if path.exists() else ""
+
+
+INTRODUCTION = """# Feature rows
+
+Made by `python benchmarks/feature_rows.py table` from `feature_rows.jsonl`, where each line has its
+command. Every attack is trained on features under the row it attacks; a figure is the share of the
+forgotten class's test images that it finds, in percent (AUC: one against the rest). The bar is the
+network trained without the class. MIA conf.: judged non-members; MIA entr.: judged members. The
+inverter knows the row and undoes it as far as it can. Relearning trains the layers after the
+backbone, on so many images of the class and 500 others; folded rows are trained with the head."""

@@ -1,0 +1,168 @@
+"""Feature rows as a part of a filtered model: every way of running it has the same answer."""
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+import wfilter
+from helpers import CLASSES, apply, close, images, tiny
+from wfilter.core.feature_rows import FeatureRows
+from wfilter.core.oracle import one_at_a_time
+from wfilter.core.outputs import read_inputs
+
+LABELS = torch.tensor([2, -1, 0, 2])
+SETS = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]]).bool()
+
+
+def rerouted(name: str = "cnn", *, shifts: bool = True, detectors: bool = True, **options):
+    """A filtered tiny model with random feature rows, and images."""
+    x = images(4, 3, 8, 8)
+    wf = apply(tiny(name), x, **options)
+    head = wf.head(read_inputs(x, {}))
+    draw = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    moved = normal(CLASSES, CLASSES, head.width) * (1 - torch.eye(CLASSES).unsqueeze(-1))
+    wf.feature_rows = FeatureRows(
+        normal(CLASSES, head.width),
+        normal(CLASSES, head.width).abs() + 0.1,
+        moved if shifts else None,
+        normal(CLASSES, head.width) if detectors else None,
+        normal(CLASSES) if detectors else None,
+        head=str(head.weights[0]),
+    )
+    return wf, x
+
+
+@pytest.mark.parametrize("forget", [LABELS, SETS])
+@pytest.mark.parametrize("name", ["cnn", "bypassed module"])
+@pytest.mark.parametrize("granularity", ["out", "element"])
+def test_a_mixed_batch_equals_one_sample_at_a_time(name, granularity, forget):
+    wf, x = rerouted(name, granularity=granularity)
+    close(wf(x, forget=forget), one_at_a_time(wf, x, forget))
+    assert max(wf.verify(x, forget).values()) < 1e-9
+
+
+def test_rows_change_the_answer_beside_gates():
+    wf, x = rerouted()
+    before = wf(x, forget=LABELS)
+    wf.feature_rows = None
+    after = wf(x, forget=LABELS)
+    assert torch.equal(before[1], after[1])  # this sample forgets nothing
+    assert not torch.allclose(before[0], after[0])
+
+
+def test_forgetting_nothing_is_the_base_model_bit_for_bit():
+    wf, x = rerouted()
+    assert torch.equal(wf(x), wf.base(x))
+    assert torch.equal(wf.features(x), wf.features(x, forget=torch.full((4,), -1)))
+
+
+def test_features_are_the_edited_ones_that_the_logits_come_from():
+    wf, x = rerouted()
+    features = wf.features(x, forget=SETS)
+    head = wf.base.get_submodule(wf.feature_rows.head.rpartition(".")[0])
+    plain = head(features)
+    logits = wf(x, forget=SETS)
+    wf.feature_rows = None
+    untouched = wf.features(x, forget=SETS)
+    if not any(t.name.startswith("head") for t in wf.targets):
+        close(logits[~SETS], plain[~SETS])
+    assert torch.equal(features[1], untouched[1])
+    assert not torch.allclose(features[0], untouched[0])
+
+
+def test_a_block_equals_the_argument_for_the_model_and_its_base():
+    wf, x = rerouted()
+    expected = wf(x, forget={1, 3})
+    with wf.forgetting({1, 3}):
+        close(wf(x), expected)
+        close(wf.base(x), expected)
+        close(wf.features(x), wf.features(x, forget={1, 3}))
+
+
+def test_the_head_alone_is_rerouted_in_a_block_too():
+    wf, x = rerouted()
+    name = wf.feature_rows.head.rpartition(".")[0]
+    features = wf.features(x)
+    chosen = torch.tensor([False, False, True, False])
+    head = wf.base.get_submodule(name)
+    with wf.forgetting(2):
+        inside = head(features)
+    assert not bool((inside.argmax(1) == 2).any())
+    close(inside.softmax(1)[:, chosen], torch.zeros(4, 1, dtype=torch.float64) + 0.0)
+
+
+def test_compiled_forwards_are_one_graph_and_agree():
+    wf, x = rerouted()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected = [wf(x, forget=LABELS), wf(x, forget=SETS)]
+        wf.compile(backend="aot_eager", fullgraph=True)
+        for forget, answer in zip((LABELS, SETS), expected):
+            close(wf(x, forget=forget), answer)
+        assert torch.equal(wf(x), wf.base(x))
+
+
+@pytest.mark.parametrize("forget", ["labels", "sets"])
+def test_exported_programs_have_the_rows(forget, tmp_path):
+    wf, _ = rerouted()
+    wf = wf.float()
+    found = wfilter.export(wf, tmp_path / "a.pt2", forget=forget, example_input=images(1, 3, 8, 8))
+    program = torch.export.load(found.path).module()
+    x = images(4, 3, 8, 8, dtype=torch.float32)
+    chosen = LABELS if forget == "labels" else SETS
+    with torch.no_grad():
+        torch.testing.assert_close(program(x, chosen), wf(x, forget=chosen), atol=1e-3, rtol=1e-3)
+
+
+def test_onnx_graphs_have_the_rows(tmp_path):
+    pytest.importorskip("onnxruntime")
+    wf, _ = rerouted()
+    found = wfilter.export(
+        wf.float(), tmp_path / "a.onnx", example_input=images(1, 3, 8, 8, dtype=torch.float32)
+    )
+    assert found.largest_difference < 1e-2
+
+
+def test_a_baked_model_has_plain_layers_that_move_the_class(tmp_path):
+    wf, x = rerouted(shifts=False)
+    baked = wf.bake(forget=2).eval()
+    path = wf.feature_rows.head.rpartition(".")[0]
+    edit, rest = baked.get_submodule(path)
+    assert isinstance(edit, nn.Linear)
+    assert not rest.weight[2].any()
+    assert not bool((baked(x).argmax(1) == 2).any())
+    assert not any("wfilter" in type(m).__module__ for m in baked.modules())
+
+
+def test_rows_without_detectors_refuse_to_bake_rather_than_lose_the_features():
+    wf, _ = rerouted(detectors=False)
+    with pytest.raises(ValueError, match="without detectors"):
+        wf.bake(forget=1)
+
+
+def test_the_plan_and_a_copy_show_the_rows():
+    wf, x = rerouted()
+    assert "feature rows before the head: num_classes=4" in str(wf.plan)
+    again = copy.deepcopy(wf)
+    close(again(x, forget=SETS), wf(x, forget=SETS))
+
+
+def test_rows_of_another_head_are_refused():
+    wf, x = rerouted()
+    wf.feature_rows.head = "elsewhere.weight"
+    with pytest.raises(ValueError, match="no such parameter"):
+        wf(x, forget=1)
+
+
+def test_replicas_are_rerouted_each_by_its_own_set():
+    wf, x = rerouted()
+    wf.pin_open([wf.targets[0].name])
+    forget = torch.tensor([0, 1, 2, 3, 0, -1, 2, 2])
+    close(wf.replicated(x, forget), wf(x.repeat_interleave(2, 0), forget))
