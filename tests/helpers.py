@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wfilter
+from wfilter.core.feature_rows import FeatureRows
+from wfilter.core.outputs import read_inputs
 
 CLASSES = 4
 
@@ -345,3 +347,31 @@ def family(name: str) -> tuple[nn.Module, Tensor]:
 
 def family_params(names=FAMILIES):
     return [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in names]
+
+
+# ---- feature rows ------------------------------------------------------------------------------
+
+LABELS = torch.tensor([2, -1, 0, 2])
+SETS = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]]).bool()
+
+
+def rerouted(name: str = "cnn", *, shifts: bool = True, detectors: bool = True, **options):
+    """A filtered tiny model with random feature rows, and images."""
+    x = images(4, 3, 8, 8)
+    wf = apply(tiny(name), x, **options)
+    head = wf.head(read_inputs(x, {}))
+    draw = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    moved = normal(CLASSES, CLASSES, head.width) * (1 - torch.eye(CLASSES).unsqueeze(-1))
+    wf.feature_rows = FeatureRows(
+        normal(CLASSES, head.width),
+        normal(CLASSES, head.width).abs() + 0.1,
+        moved if shifts else None,
+        normal(CLASSES, head.width) if detectors else None,
+        normal(CLASSES) if detectors else None,
+        head=str(head.weights[0]),
+    )
+    return wf, x

@@ -5,38 +5,11 @@ import copy
 import pytest
 import torch
 import torch._dynamo
-from torch import Tensor, nn
+from torch import nn
 
 import wfilter
-from helpers import CLASSES, apply, close, images, tiny
-from wfilter.core.feature_rows import FeatureRows
+from helpers import LABELS, SETS, close, images, rerouted
 from wfilter.core.oracle import one_at_a_time
-from wfilter.core.outputs import read_inputs
-
-LABELS = torch.tensor([2, -1, 0, 2])
-SETS = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]]).bool()
-
-
-def rerouted(name: str = "cnn", *, shifts: bool = True, detectors: bool = True, **options):
-    """A filtered tiny model with random feature rows, and images."""
-    x = images(4, 3, 8, 8)
-    wf = apply(tiny(name), x, **options)
-    head = wf.head(read_inputs(x, {}))
-    draw = torch.Generator().manual_seed(7)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw, dtype=torch.float64)
-
-    moved = normal(CLASSES, CLASSES, head.width) * (1 - torch.eye(CLASSES).unsqueeze(-1))
-    wf.feature_rows = FeatureRows(
-        normal(CLASSES, head.width),
-        normal(CLASSES, head.width).abs() + 0.1,
-        moved if shifts else None,
-        normal(CLASSES, head.width) if detectors else None,
-        normal(CLASSES) if detectors else None,
-        head=str(head.weights[0]),
-    )
-    return wf, x
 
 
 @pytest.mark.parametrize("forget", [LABELS, SETS])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from wfilter import __version__
 from wfilter.core.attach import apply_weight_filtering, remove_weight_filtering
+from wfilter.core.feature_rows import FeatureRows
 from wfilter.core.gates import HARD
 from wfilter.core.model import FilteredModel
 from wfilter.core.refusals import refuse_bad_alphas
@@ -33,6 +34,8 @@ class Figures(Protocol):
 
 
 FORMAT = 1
+WITH_ROWS = 2  # with feature rows; versions of wfilter that know none refuse such a file
+ROWS = "feature_rows/"  # in front of the names of their tensors
 FILE = "filters.safetensors"
 REMEDY = "Copy the file again or write it anew with wf.save(path)."
 
@@ -72,6 +75,7 @@ def save(wf: FilteredModel, path: str | Path, report: Figures | None = None) -> 
         path = path / FILE
     alphas = {name: alpha.detach().cpu().contiguous().clone() for name, alpha in wf.alpha.items()}
     facts = _facts(wf)
+    alphas |= _row_tensors(wf)
     facts["digest"] = digest_of(facts, alphas)
     write_atomically(path, to_bytes(alphas, metadata={"wfilter": json.dumps(facts)}))
     return path
@@ -121,6 +125,7 @@ def load(
 
 def _fill(wf: FilteredModel, path: Path, facts: dict[str, Any], shapes: Shapes) -> None:
     """In place: the alphas of a file, read only where their shapes are those of the model."""
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith(ROWS)}
     expected = {name: tuple(alpha.shape) for name, alpha in wf.alpha.items()}
     if expected != shapes:
         missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
@@ -128,7 +133,12 @@ def _fill(wf: FilteredModel, path: Path, facts: dict[str, Any], shapes: Shapes) 
             f"{path} does not fit this model: missing {missing[:3]}, unexpected {extra[:3]}, or "
             "shapes differ."
         )
-    alphas = _read_alphas(path, facts)
+    tensors = _read_tensors(path, facts)
+    rows = {n.removeprefix(ROWS): t for n, t in tensors.items() if n.startswith(ROWS)}
+    alphas = {name: tensor for name, tensor in tensors.items() if not name.startswith(ROWS)}
+    if rows:
+        wf.feature_rows = FeatureRows(**rows, head=facts["feature_rows"]).to(wf.alphas.device)
+        wf.feature_rows.head_of(wf.base)  # refuses a head that is not there
     with torch.no_grad():
         for name, alpha in alphas.items():
             wf.alpha[name].copy_(alpha)
@@ -152,20 +162,23 @@ def _read(path: Path) -> tuple[dict[str, Any], Shapes]:
         ) from None
     except Exception as error:
         raise ValueError(f"{path} cannot be read ({error}). {REMEDY}") from None
-    if version != FORMAT:
-        raise ValueError(f"{path} has format {version}, this wfilter reads format {FORMAT}.")
+    if version not in (FORMAT, WITH_ROWS):
+        raise ValueError(
+            f"{path} has format {version}, this wfilter reads formats {FORMAT} and {WITH_ROWS}."
+        )
     if not _sensible(facts, shapes):
         raise ValueError(f"{path} does not hold filters that wfilter would write. {REMEDY}")
-    if sorted(shapes) != facts.get("targets"):
+    alphas = [name for name in shapes if not name.startswith(ROWS)]
+    if sorted(alphas) != facts.get("targets"):
         listed = facts.get("targets") or []
-        missing, extra = sorted(set(listed) - set(shapes)), sorted(set(shapes) - set(listed))
+        missing, extra = sorted(set(listed) - set(alphas)), sorted(set(alphas) - set(listed))
         raise ValueError(
             f"{path} is damaged: missing {missing[:3]}, unexpected {extra[:3]}. {REMEDY}"
         )
     return facts, shapes
 
 
-def _read_alphas(path: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
+def _read_tensors(path: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -185,13 +198,34 @@ def _sensible(facts: dict[str, Any], shapes: Shapes) -> bool:
         all(type(facts.get(key)) is kind for key, kind in kinds.items())
         and type(facts.get("hard", False)) is bool
         and all(n is None or (type(n) is list and all(type(s) is str for s in n)) for n in lists)
-        and all(len(s) == 2 and s[0] == facts["num_classes"] for s in shapes.values())
+        and all(
+            (len(s) == 2 or n.startswith(ROWS)) and s[0] == facts["num_classes"]
+            for n, s in shapes.items()
+        )
+        and _rows_fit(facts, {n.removeprefix(ROWS) for n in shapes if n.startswith(ROWS)})
     )
 
 
+def _rows_fit(facts: dict[str, Any], names: set[str]) -> bool:
+    """Whether there are no feature rows, or all tensors that they need and the name of a head."""
+    if facts["format"] == FORMAT:
+        return not names and "feature_rows" not in facts
+    known = {"means", "spreads", "shifts", "detectors", "offsets"}
+    return {"means", "spreads"} <= names <= known and type(facts.get("feature_rows")) is str
+
+
+def _row_tensors(wf: FilteredModel) -> dict[str, Tensor]:
+    if wf.feature_rows is None:
+        return {}
+    rows = dict(wf.feature_rows.named_buffers())
+    return {ROWS + name: tensor.cpu().contiguous().clone() for name, tensor in rows.items()}
+
+
 def _facts(wf: FilteredModel) -> dict[str, Any]:
+    rows = wf.feature_rows
     return {
-        "format": FORMAT,
+        "format": FORMAT if rows is None else WITH_ROWS,
+        **({} if rows is None else {"feature_rows": rows.head}),
         "version": __version__,
         "num_classes": wf.num_classes,
         "class_names": None if wf.class_names is None else list(wf.class_names),
