@@ -140,6 +140,11 @@ class ProgressBar:
         if self.bar is not None:
             self.bar.stop()
 
+    def advance(self) -> None:
+        """One step further, with nothing to tell about it."""
+        if self.bar is not None:
+            self.bar.advance(self.task)
+
     def show(self, record: Record) -> None:
         """Move the bar to a record's step."""
         if self.bar is not None:

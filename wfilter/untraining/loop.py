@@ -10,7 +10,8 @@ import torch
 from wfilter.core.model import FilteredModel
 from wfilter.data.batches import Batches, InMemory, refuse_no_batches
 from wfilter.untraining.history import Ended, History
-from wfilter.untraining.recipes import Linear, Recipe, Stepwise, get_recipe
+from wfilter.untraining.recipes import Linear, Recipe, Reroute, Stepwise, get_recipe
+from wfilter.untraining.reroute import untrain_reroute
 from wfilter.untraining.run import Run, processes
 from wfilter.untraining.solve import untrain_linear
 from wfilter.untraining.state import Keeper
@@ -42,7 +43,8 @@ def untrain(
         val: Held-out batches for early stopping, where the recipe asks for it.
         recipe: ``"distill"``, ``"distill-soft"`` (small models), ``"paper"``, ``"paper-vit"`` or a
             ``Recipe``; with very many classes and few images of each, ``"linear"``, which is solved
-            and takes no steps.
+            and takes no steps. ``"reroute"`` learns no gates: it moves the features of a forgotten
+            class onto other classes, from one pass over ``train``.
         epochs: Passes over ``train``; one if neither epochs nor steps is given.
         steps: Steps in all, whatever the epochs.
         device: Where to run; where the model is by default.
@@ -72,14 +74,20 @@ def untrain(
     """
     settings = get_recipe(recipe)
     _refuse_bad_data(wf, train, val)
+    given = {"epochs": epochs, "steps": steps, "checkpoint": checkpoint, "resume": resume}
+    options = {"val": val is not None, "amp": amp, "compile": compile, **given}
+    if isinstance(settings, Reroute):
+        _refuse_options(settings, options)
+        return untrain_reroute(wf, train, settings, seed=seed, device=device, progress=progress)
+    _refuse_feature_rows(wf)
     if isinstance(settings, Linear):
-        given = {"epochs": epochs, "steps": steps, "checkpoint": checkpoint, "resume": resume}
-        options = {"val": val is not None, "amp": amp, "compile": compile, **given}
         _refuse_options(settings, options)
         with torch.enable_grad():
             return untrain_linear(wf, train, settings, seed=seed, device=device, progress=progress)
     if not isinstance(settings, Stepwise):
-        raise TypeError(f"recipe={settings.name!r} has no objective. Use Paper, Distill or Linear.")
+        raise TypeError(
+            f"recipe={settings.name!r} has no objective. Use Paper, Distill, Linear or Reroute."
+        )
     run = Run(wf, train, val, settings, seed)
     run.plan(epochs, steps, device, amp, compile)
     keeper = None if checkpoint is None else Keeper(Path(checkpoint), checkpoint_every)
@@ -102,6 +110,14 @@ def _refuse_bad_data(wf: FilteredModel, train: object, val: object) -> None:
         refuse_no_batches(val, "val")
     wf.refuse_other_classes(train)
     wf.refuse_other_classes(val)
+
+
+def _refuse_feature_rows(wf: FilteredModel) -> None:
+    if wf.feature_rows is not None:
+        raise ValueError(
+            "these filters have feature rows, made for the features as they are: other gates would "
+            "change those. Set wf.feature_rows = None first, and fit the rows again afterwards."
+        )
 
 
 def _refuse_options(recipe: Recipe, options: Mapping[str, object]) -> None:

@@ -8,18 +8,31 @@ differ least. `wfilter.core.feature_rows` says what becomes of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from wfilter.core.feature_rows import FeatureRows
+from wfilter.core.forget import as_sets
+from wfilter.core.head import find_head
+from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import read_inputs
+from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
+from wfilter.untraining.history import Ended, History, ProgressBar, Record
+from wfilter.untraining.reading import refuse_several_labels, rows_of
+from wfilter.untraining.recipes import Reroute
 
 # Shifts between pairs of classes are kept up to so many numbers, 64 MiB in float32.
 PAIR_LIMIT = 2**24
 # Added to every spread, as a share of the mean one.
 FLOOR = 0.02
+# Images whose features are kept to tell how the rows do on them.
+SHOWN = 512
 
 
 @dataclass
@@ -102,12 +115,149 @@ class FeatureStatistics:
         return (self.products - between) / self.counts.sum()
 
 
+def untrain_reroute(
+    wf: FilteredModel,
+    train: Batches | InMemory,
+    recipe: Reroute,
+    *,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+) -> History:
+    """In place: feature rows of all classes from one pass over ``train``; no gate is used.
+
+    Every target is pinned open. Nothing of ``wf`` changes before the rows are made, so that a
+    refusal leaves it as it was.
+
+    Example:
+        >>> import wfilter
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> wf = wfilter.apply_weight_filtering(net, targets="0.*")
+        >>> data = [(torch.randn(60, 4), torch.arange(60) % 3)]
+        >>> untrain_reroute(wf, data, Reroute("mine")).stopped
+        'solved'
+        >>> wf.feature_rows.head
+        '2.weight'
+    """
+    began = time.perf_counter()
+    _refuse_trained(wf)
+    if device is not None:
+        wf.to(device)
+    collected = _collect(wf, train, seed, progress)
+    settings = {"shrinkage": recipe.shrinkage, "prior": recipe.prior}
+    rows = fit_rows(
+        collected.statistics, **settings, detectors=recipe.detectors, head=collected.name
+    )
+    wf.feature_rows = rows.to(wf.alphas.device)
+    wf.hard = False
+    wf.pin_open([target.name for target in wf.targets])
+    history = History(recipe.to_dict(), seed, [collected.record(rows)])
+    history.seconds = history.records[0].seconds = time.perf_counter() - began
+    history.end(Ended.SOLVED, "solved")
+    return history
+
+
+def _refuse_trained(wf: FilteredModel) -> None:
+    """Gates change the features; rows made without them would not fit."""
+    fresh = bool((wf.alphas == wf.alphas.flatten()[0]).all())
+    if not fresh and len(wf.pinned) < len(wf.targets):
+        raise ValueError(
+            "these filters have trained gates, under which the features are others than those that "
+            "recipe 'reroute' looks at. Apply fresh filters to the model for feature rows alone."
+        )
+
+
+@dataclass
+class _Collected:
+    """What one pass leaves: statistics, the head, and the first images' features for figures."""
+
+    statistics: FeatureStatistics
+    name: str
+    head: Callable[[Tensor], Tensor]
+    features: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+
+    @torch.no_grad()
+    def record(self, rows: FeatureRows) -> Record:
+        """Accuracies on the first images: each forgets its own class, and the next one."""
+        features, labels = torch.cat(self.features), torch.cat(self.labels)
+        right = []
+        for forget in ((labels + 1) % rows.num_classes, labels):
+            sets = as_sets(forget, rows.num_classes)
+            _, logits = rows(features, sets, self.head)
+            right.append(float((logits.argmax(1) == labels).float().mean()))
+        return Record(1, 0, 0.0, 0.0, right[0], right[1], 0.0)
+
+
+@torch.no_grad()
+def _collect(
+    wf: FilteredModel, train: Batches | InMemory, seed: int, progress: bool | None
+) -> _Collected:
+    """One pass over the images; without labels the base model's answers stand for them."""
+    generator = torch.Generator().manual_seed(seed)
+    found: _Collected | None = None
+    total = len(train) if isinstance(train, Sized) else None
+    with ProgressBar(total, progress) as bar:
+        for images, labels in _batches(train, seed):
+            refuse_several_labels(labels, "recipe 'reroute'")
+            if found is None:
+                found = _start(wf, images)
+            features = _base_features(wf, images).float().cpu()
+            logits = found.head(features)
+            rows = rows_of(labels, logits, wf.num_classes, generator)
+            found.statistics.add(features, logits, rows)
+            if sum(map(len, found.labels)) < SHOWN:
+                found.features.append(features)
+                found.labels.append(rows)
+            bar.advance()
+    if found is None:
+        raise ValueError("train has no batches. Check the data and drop_last.")
+    return found
+
+
+def _batches(train: Batches | InMemory, seed: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    if isinstance(train, InMemory):
+        for index in train.order(seed, 0):
+            yield train.images[index], None if train.labels is None else train.labels[index]
+        return
+    torch.manual_seed(seed * 1_000_003)  # loaders shuffle by the global RNG
+    for batch in read_batches(train):
+        yield split_batch(batch)
+
+
+def _start(wf: FilteredModel, images: Tensor) -> _Collected:
+    """The head of the model, refused where its features are not all that makes the logits."""
+    drawn = torch.rand(2, *images.shape[1:], generator=torch.Generator().manual_seed(0))
+    found = find_head(wf.base, read_inputs(drawn.to(wf.alphas.device, images.dtype), {}))
+    name = found.weights[0]
+    if not found.is_plain or name is None:
+        raise ValueError(
+            f"the logits of this {type(wf.base).__name__} are not what one linear layer makes of "
+            "(batch, features): feature rows have no place in it. Use gates (recipe 'distill')."
+        )
+    layer = wf.base.get_submodule(name.rpartition(".")[0])
+    weight = wf.base.get_parameter(name).detach().float().cpu()
+    bias = getattr(layer, "bias", None)
+    if len(weight) != wf.num_classes:
+        raise ValueError(
+            f"the head gives {len(weight)} logits\nfor {wf.num_classes} classes of the filters."
+        )
+    bias = None if bias is None else bias.detach().float().cpu()
+    statistics = FeatureStatistics(wf.num_classes, found.width)
+    return _Collected(statistics, name, partial(F.linear, weight=weight, bias=bias))
+
+
+def _base_features(wf: FilteredModel, images: Tensor) -> Tensor:
+    return wf.features(images.to(wf.alphas.device))
+
+
 def fit_rows(
     statistics: FeatureStatistics,
     *,
     shrinkage: float = 0.01,
     prior: float = 5.0,
     detectors: str = "auto",
+    head: str = "",
 ) -> FeatureRows:
     """Feature rows of all classes from statistics, float32 on the CPU.
 
@@ -120,6 +270,7 @@ def fit_rows(
         detectors: ``"exact"`` (1 on the mean of its class, 0 on all other means), ``"ridge"``
             (by least squares, for more classes than features), ``"none"``, or ``"auto"``: exact
             where the means allow it and there are images enough, else none.
+        head: Name of the head's weight in the base model.
 
     Raises:
         ValueError: A class has no image, or there is only one class.
@@ -132,12 +283,6 @@ def fit_rows(
         FeatureRows(num_classes=2, width=3, pair shifts, detectors)
     """
     _refuse_missing(statistics)
-    if detectors not in ("auto", "exact", "ridge", "none"):
-        raise ValueError(
-            f"detectors={detectors!r} is unknown. Use 'auto', 'exact', 'ridge' or 'none'."
-        )
-    if shrinkage < 0 or prior <= 0:
-        raise ValueError(f"shrinkage={shrinkage} must not be negative and prior={prior} positive.")
     within = statistics.within
     within.diagonal().add_(shrinkage * within.diagonal().mean().clamp_min(1e-12))
     kind = _kind(statistics) if detectors == "auto" else detectors
@@ -147,6 +292,7 @@ def fit_rows(
         _spreads(statistics, prior).float(),
         _shifts(statistics, prior),
         *(None if part is None else part.float() for part in found),
+        head=head,
     )
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from wfilter.untraining.recipes import Distill, Linear, Paper, Recipe
+from wfilter.untraining.recipes import Distill, Linear, Paper, Recipe, Reroute
 
-OBJECTIVES: dict[str, type[Recipe]] = {kind.objective: kind for kind in (Paper, Distill, Linear)}
+OBJECTIVES: dict[str, type[Recipe]] = {
+    kind.objective: kind for kind in (Paper, Distill, Linear, Reroute)
+}
 
 # Files of earlier versions list the settings of all objectives. Those of another objective do
 # nothing as long as they have one of these values.
