@@ -23,6 +23,8 @@ from wfilter.core.mask import Mask
 from wfilter.core.model import FilteredModel
 from wfilter.data import zoo
 from wfilter.files import card
+from wfilter.page import write_page
+from wfilter.plots import pictures
 from wfilter.untraining.loop import untrain
 from wfilter.untraining.recipes import RECIPES
 
@@ -286,8 +288,6 @@ class Show:
         (self.folder / card.NAME).write_text(text, encoding="utf-8")
 
     def _draw(self, wf: FilteredModel, images: Tensor, batch: Sequence[Shown]) -> None:
-        from wfilter.page import write_page
-
         self.history.plot(self.folder / "history.png")
         self._draw_batch(images, batch)
         write_page(
@@ -300,8 +300,6 @@ class Show:
         )
 
     def _draw_batch(self, images: Tensor, batch: Sequence[Shown]) -> None:
-        from wfilter.plots import pictures
-
         names = self.test.class_names
         captions = [f"{names[x.label]} without {names[x.forget]}: {names[x.after]}" for x in batch]
         pictures(images, self.folder / "mixed-batch.png", captions, columns=5)

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from wfilter import data
 from wfilter.cli import settings
 from wfilter.core.attach import apply_weight_filtering
+from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
 from wfilter.data import formats as readers
 from wfilter.data import zoo
 from wfilter.data.batches import InMemory
 from wfilter.data.images import Batches, ImageSet
+from wfilter.evaluation.bench import randomise
 from wfilter.files import card, checkpoint
 from wfilter.untraining.history import Ended, History, training_figures
 from wfilter.untraining.loop import untrain
@@ -169,7 +171,7 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
             f"{beside} names a model by its own code, {fields['model']}. A folder of filters must "
             f"not choose what is run: pass --model {fields['model']} if you trust it."
         )
-    facts, _ = checkpoint._read(file)
+    facts, _ = checkpoint.read_facts(file)
     job = Job(**{**fields, **{k: v for k, v in given.items() if v not in (None, False)}})
     try:
         network = job.network(facts["num_classes"])
@@ -250,8 +252,6 @@ def parse_classes(wf: FilteredModel, given: Sequence[str]) -> set[int]:
         >>> parse_classes(wf, ["2", "0,1"])
         {0, 1, 2}
     """
-    from wfilter.core.gates import class_index
-
     words = [word.strip() for text in given for word in text.split(",") if word.strip()]
     if not words:
         raise ValueError("no class is named. Pass --forget with class names or indices.")
@@ -406,8 +406,6 @@ class Untraining:
 
 def random_filters(job: Job, batch_size: int, device: str | None) -> tuple[FilteredModel, Tensor]:
     """The job's model with random filters, and a batch of noise it takes: for timing."""
-    from wfilter.evaluation.bench import randomise
-
     example = _example(job, network := job.network())
     with naming_size(job, job.size):
         wf = randomise(apply_weight_filtering(network, example_input=example))

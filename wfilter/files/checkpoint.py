@@ -95,7 +95,7 @@ def load(
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist. Write it with wf.save(path).")
-    facts, shapes = _read(path)
+    facts, shapes = read_facts(path)
     found = fingerprint(model)
     if found != facts["base"]:
         raise ValueError(
@@ -146,7 +146,7 @@ def _fill(wf: FilteredModel, path: Path, facts: dict[str, Any], shapes: Shapes) 
     wf.hard = facts.get("hard", False)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Shapes]:
+def read_facts(path: Path) -> tuple[dict[str, Any], Shapes]:
     """The facts of a file and the shapes of its alphas, which are not looked at yet."""
     from safetensors import safe_open
 
