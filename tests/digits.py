@@ -60,12 +60,17 @@ def trained_cnn() -> nn.Module:
 
 @cache
 def _trained_once() -> nn.Module:
+    return trained_on(data()[0])
+
+
+def trained_on(pair: tuple[Tensor, Tensor]) -> nn.Module:
+    """A network of the same kind, trained on these images."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = cnn().train()
         optimizer = torch.optim.Adam(model.parameters(), 3e-3)
         for _ in range(8):
-            for images, labels in batches(data()[0]):
+            for images, labels in batches(pair):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from wfilter.data import zoo
     from wfilter.data.batches import InMemory
     from wfilter.evaluation import bench
+    from wfilter.evaluation.audit import Audit, audit
     from wfilter.evaluation.report import Report
     from wfilter.evaluation.run import compare, evaluate
     from wfilter.files.checkpoint import load
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RECIPES",
+    "Audit",
     "Budget",
     "FilteredModel",
     "InMemory",
@@ -41,6 +43,7 @@ __all__ = [
     "Recipe",
     "Report",
     "apply_weight_filtering",
+    "audit",
     "baselines",
     "bench",
     "compare",
@@ -66,6 +69,7 @@ __all__ = [
 # Public name -> the module that defines it; a module itself where the two end alike.
 _HOMES = {
     "RECIPES": "untraining.recipes",
+    "Audit": "evaluation.audit",
     "Budget": "metrics.problem",
     "FilteredModel": "core.model",
     "InMemory": "data.batches",
@@ -73,6 +77,7 @@ _HOMES = {
     "Recipe": "untraining.recipes",
     "Report": "evaluation.report",
     "apply_weight_filtering": "core.attach",
+    "audit": "evaluation.audit",
     "compare": "evaluation.run",
     "evaluate": "evaluation.run",
     "export": "files.export",

@@ -35,6 +35,6 @@ def test_a_registered_metric_is_part_of_every_report(certainty):
 
 def test_every_module_of_the_folder_registers_what_it_measures():
     assert list(METRICS) == [
-        *("accuracy", "sets", "zrf", "probe", "membership", "relearn", "few_shot", "curves"),
-        "cost",
+        *("accuracy", "protocol", "sets", "zrf", "probe", "attacks", "depth", "membership"),
+        *("relearn", "few_shot", "curves", "cost"),
     ]

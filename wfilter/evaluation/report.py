@@ -7,6 +7,7 @@ worked out when it is shown. So reports of single classes can be joined and save
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from wfilter.evaluation.notes import listed, partly_measured, routing_lines, weak_bar
 from wfilter.evaluation.render import Change, Comparison, Table, aligned, number, piped, plain
+from wfilter.evaluation.stored import report_fields
 from wfilter.metrics.accuracy import average_gap, routing_distance
 from wfilter.metrics.cells import Cell, Column, Row
+from wfilter.metrics.depth import information_index
 from wfilter.metrics.relearn import RelearnSummary
 
 if TYPE_CHECKING:
@@ -84,6 +87,8 @@ class Report:
             return self._gap(method, wanted.source.split(", "))
         if wanted.derived == "routing":
             return self._routing_distance(method)
+        if wanted.derived == "idi":
+            return self._information_index(method, wanted.source.split(", "))
         cell = self.rows[method].get(column)
         return None if cell is None else cell.mean(wanted.cap)
 
@@ -97,6 +102,28 @@ class Report:
         pick = min if wanted.better == "higher" else max
         row = pick(known, key=known.__getitem__)
         return known[row], row
+
+    def of_class(self, method: str, column: str, row: int) -> float | None:
+        """The number of one class, or ``None`` if it was not measured."""
+        cell = self.rows.get(method, {}).get(column)
+        return None if cell is None else cell.by_class.get(row)
+
+    def error(self, method: str, column: str, row: int | None = None) -> float | None:
+        """The standard error of a share, from the number of images it is of; ``None``: unknown.
+
+        It says how far the number would move with other images of the same kind (the bootstrap's
+        answer, in closed form), not with another training. Without ``row`` that of the mean.
+        """
+        cell, over = self.rows[method].get(column), self.column(column).over
+        counts = self.facts.get("images", {}).get(over, {})
+        if cell is None or not counts or not cell.by_class:
+            return None
+        chosen = cell.by_class if row is None else {row: cell.by_class.get(row)}
+        known = {c: value for c, value in chosen.items() if value is not None}
+        if len(known) < len(chosen):
+            return None
+        variances = [v * (1 - v) / counts[c] for c, v in known.items()]
+        return math.sqrt(sum(variances)) / len(variances)
 
     def name_of(self, row: int) -> str:
         """A class's name, or its index."""
@@ -128,6 +155,19 @@ class Report:
         if method == "retrained" or not shared:
             return None
         return sum(routing_distance(*_dense(mine[r], theirs[r])) for r in shared) / len(shared)
+
+    def _information_index(self, method: str, names: Sequence[str]) -> float | None:
+        """IDI: information above the retrained model's over the original's, mean of classes."""
+        found = [
+            information_index(*(self._layers(m, names, row) for m in (method, *FIRST[:2])))
+            for row in self.classes
+        ]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if known and method != "random network" else None
+
+    def _layers(self, method: str, names: Sequence[str], row: int) -> list[float]:
+        numbers = [self.of_class(method, name, row) for name in names]
+        return [number for number in numbers if number is not None]
 
     # ---- joining and comparing ----------------------------------------------------------------
 
@@ -232,7 +272,9 @@ class Report:
         value = self.value(method, column.name)
         if value is None:
             return ""
-        text = number(value, column.kind)
+        text, error = number(value, column.kind), self.error(method, column.name)
+        if error is not None:
+            return f"{text} ± {number(error, column.kind)}"
         if column.derived == "worst":
             worst = self.worst(method, column.source)
             return text if worst is None else f"{text} {self.name_of(worst[1])}"
@@ -308,7 +350,7 @@ class Report:
                 raise FileNotFoundError(f"{source} does not exist. Write it with to_json(path).")
             text = Path(source).read_text(encoding="utf-8")
         try:
-            return _from_dict(json.loads(text))
+            return Report(**report_fields(json.loads(text)))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             where = "the text" if text is source else source
             raise ValueError(
@@ -369,33 +411,3 @@ def _deep_update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
             _deep_update(into.setdefault(key, {}), value)
         else:
             into[key] = value
-
-
-def _from_dict(stored: dict[str, Any]) -> Report:
-    if stored["format"] != 1:
-        raise ValueError(f"format {stored['format']}, this wfilter reads format 1")
-    rows = {
-        method: {name: _cell(cell) for name, cell in row.items()}
-        for method, row in stored["rows"].items()
-    }
-    names = stored["class_names"]
-    return Report(
-        tuple(Column(**column) for column in stored["columns"]),
-        rows,
-        tuple(stored["classes"]),
-        None if names is None else tuple(names),
-        stored["facts"],
-        _int_keys(stored["details"]),
-    )
-
-
-def _cell(stored: dict[str, Any]) -> Cell:
-    return Cell({int(row): value for row, value in stored["by_class"].items()}, stored["value"])
-
-
-def _int_keys(stored: Any) -> Any:
-    """JSON has no integer keys: a mapping whose keys are all digits had classes as keys."""
-    if not isinstance(stored, dict):
-        return stored
-    digits = all(key.isdigit() for key in stored)
-    return {(int(key) if digits else key): _int_keys(value) for key, value in stored.items()}

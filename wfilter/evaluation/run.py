@@ -91,8 +91,8 @@ def evaluate(
     shared = {"train": train, "original": original, "budget": budget, "factory": factory}
     problem = make_problem(model, data, classes=classes, seed=seed, **shared)
     _refuse_lacking(names, rivals, train)
-    methods = [_method(model, problem, seconds)]
-    methods += [_retrained(retrained, problem)] if retrained is not None else []
+    methods = [_under_test(model, problem, seconds)]
+    methods += [as_method(retrained, problem, None, "retrained")] if retrained is not None else []
     methods += _rivals(rivals, rival_options or {}, problem, train)
     if any(method.name != "original" for method in methods):
         methods.insert(0, Method.of_one("original", problem.base, problem.classes))
@@ -100,7 +100,7 @@ def evaluate(
     parts += _controls(names, methods, problem)
     report = Report.join(parts)
     took = round(time.perf_counter() - start, 1)
-    return _with_facts(report, names, problem, took)
+    return with_facts(report, names, problem, took)
 
 
 def compare(
@@ -163,7 +163,7 @@ def make_problem(
         )
     else:
         base, names = original, getattr(data, "class_names", None)
-        number = _num_classes(base, batches)
+        number = num_classes(base, batches)
     given = [classes] if isinstance(classes, int | str) else classes
     wanted = range(number) if given is None else given
     chosen = tuple(sorted({class_index(row, number, names) for row in wanted}))
@@ -203,49 +203,57 @@ def report_on(method: Method, problem: Problem, metrics: Iterable[str] = CHEAP) 
 # ---- methods ----------------------------------------------------------------------------------
 
 
-def _method(model: FilteredModel | nn.Module, problem: Problem, seconds: float | None) -> Method:
-    if isinstance(model, FilteredModel):
-        return Method.of_filtered(model, problem.classes, seconds=seconds)
-    if model is problem.base:
-        return Method.of_one("original", model, problem.classes)
-    if len(problem.classes) != 1:
-        raise ValueError(
-            f"a plain model has forgotten one class, but classes= names {len(problem.classes)}. "
-            "Pass the others as rivals={name: {class: model}}."
-        )
-    spent = {} if seconds is None else {problem.classes[0]: seconds}
-    return Method.of_models("model", {problem.classes[0]: model}, spent)
+def as_method(given: Any, problem: Problem, seconds: float | None, name: str) -> Method:
+    """A filtered model, one plain model, or models by class as a method for the problem's classes.
 
-
-def _retrained(given: nn.Module | Mapping[int, nn.Module], problem: Problem) -> Method:
+    Example:
+        >>> problem = Problem(nn.Linear(4, 3), [], None, (1,), 3)
+        >>> as_method(nn.Linear(4, 3), problem, None, "mine").classes
+        (1,)
+    """
+    if isinstance(given, FilteredModel):
+        return Method.of_filtered(given, problem.classes, name, seconds)
     if isinstance(given, nn.Module):
-        if len(problem.classes) != 1:
-            raise ValueError(
-                f"one retrained model for {len(problem.classes)} classes. Pass {{class: model}}: "
-                "each class has a model of its own that never saw it."
-            )
-        given = {problem.classes[0]: given}
-    return _models("retrained", given, problem)
-
-
-def _models(name: str, models: Mapping[int, nn.Module], problem: Problem) -> Method:
-    """Finished models, of the classes under test."""
-    if not isinstance(models, Mapping):
-        raise TypeError(f"{name} is a {type(models).__name__}; expected {{class: model}}.")
-    kept = {row: models[row] for row in problem.classes if row in models}
+        given = {_only_class(name, problem): given}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name} is a {type(given).__name__}; expected {{class: model}}.")
+    kept = {row: given[row] for row in problem.classes if row in given}
     if not kept:
         raise ValueError(
-            f"{name} has models for the classes {sorted(models)}\n"
+            f"{name} has models for the classes {sorted(given)}\n"
             f"and the report is for {list(problem.classes)}. Pass a model for one of these."
         )
-    return Method.of_models(name, kept)
+    return Method.of_models(name, kept, {} if seconds is None else dict.fromkeys(kept, seconds))
+
+
+def _only_class(name: str, problem: Problem) -> int:
+    """The one class that a plain model can have forgotten."""
+    count = len(problem.classes)
+    if count > 1 and name == "retrained":
+        raise ValueError(
+            f"one retrained model for {count} classes. Pass {{class: model}}: each class has a "
+            "model of its own that never saw it."
+        )
+    if count > 1:
+        raise ValueError(
+            f"a plain model has forgotten one class, but classes= names {count}. Pass models by "
+            "class, {class: model}."
+        )
+    return problem.classes[0]
+
+
+def _under_test(model: nn.Module, problem: Problem, seconds: float | None) -> Method:
+    if model is problem.base:
+        return Method.of_one("original", model, problem.classes)
+    name = "wfilter" if isinstance(model, FilteredModel) else "model"
+    return as_method(model, problem, seconds, name)
 
 
 def _rivals(
     rivals: Rivals, options: Mapping[str, Mapping[str, Any]], problem: Problem, train: Any
 ) -> list[Method]:
     if isinstance(rivals, Mapping):
-        return [_models(name, models, problem) for name, models in rivals.items()]
+        return [_finished(name, models, problem) for name, models in rivals.items()]
     given = (
         (baselines.METHODS if rivals == "all" else [rivals]) if isinstance(rivals, str) else rivals
     )
@@ -267,10 +275,16 @@ def _rivals(
     ]
 
 
+def _finished(name: str, models: Any, problem: Problem) -> Method:
+    if not isinstance(models, Mapping):
+        raise TypeError(f"{name} is a {type(models).__name__}; expected {{class: model}}.")
+    return as_method(models, problem, None, name)
+
+
 def _controls(names: Sequence[str], methods: Sequence[Method], problem: Problem) -> list[Report]:
     """Lines that only some metrics need: a random network's features, the ceiling of sets."""
     parts = []
-    if "probe" in names and _resettable(problem):
+    if "probe" in names and problem.resettable:
         random = Method.of_one("random network", problem.random_networks[0], problem.classes)
         parts.append(report_on(random, problem, ["probe"]))
     if "sets" in names:
@@ -311,22 +325,21 @@ def _refuse_lacking(names: Sequence[str], rivals: Rivals, train: Any) -> None:
 
 def _possible(names: list[str], asked: str | Iterable[str], problem: Problem) -> list[str]:
     """Without ZRF where it was not asked for by name and no random network can be had."""
-    if "zrf" in names and asked is CHEAP and not _resettable(problem):
+    if "zrf" in names and asked is CHEAP and not problem.resettable:
         return [name for name in names if name != "zrf"]
     return names
 
 
-def _resettable(problem: Problem) -> bool:
-    try:
-        return bool(problem.random_networks)
-    except ValueError:
-        return False
+def num_classes(model: nn.Module, batches: Any) -> int:
+    """How many classes a model answers with.
 
-
-def _num_classes(model: nn.Module, batches: Any) -> int:
+    Example:
+        >>> num_classes(nn.Linear(4, 3), [(torch.ones(2, 4), torch.arange(2))])
+        3
+    """
     first = next(iter(batches), None)
     if first is None:
-        raise ValueError("data has no batches.")
+        raise ValueError("data has no batches with images in them.")
     return int(run(model, labelled(first, "data")[0][:1]).shape[-1])
 
 
@@ -358,7 +371,8 @@ def _counted(problem: Problem) -> dict[str, int]:
     return {"in all": int(problem.counts[1].sum()), "of a forgotten class, at least": fewest}
 
 
-def _with_facts(report: Report, names: Sequence[str], problem: Problem, took: float) -> Report:
+def with_facts(report: Report, names: Sequence[str], problem: Problem, took: float) -> Report:
+    """The report, knowing which original it is about and how long it took."""
     more: dict[str, Any] = {
         "original": fingerprint(problem.base)[:16],
         "seconds of evaluation": took,

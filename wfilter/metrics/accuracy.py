@@ -301,6 +301,7 @@ def _columns(problem: Problem) -> list[Column]:
         else f"{limit} random rows for each image, dealt evenly out of {len(problem.classes)}"
     )
     retain = f"Accuracy on the other classes, {tried}; mean of rows."
+    forget = "Accuracy on the forgotten class; mean of rows."
     aus = "(1 - (Acc_r of the original - Acc_r)) / (1 + Acc_f); 1 is ideal (arXiv 2312.02052)."
     routing = (
         "Share of the forgotten class's images sent elsewhere than the retrained model sends them "
@@ -308,8 +309,8 @@ def _columns(problem: Problem) -> list[Column]:
     )
     gap = f"Mean absolute difference over {', '.join(GAP)}, those the retrained model has."
     return [
-        Column("Acc_r", group, "higher", retain),
-        Column("Acc_f", group, "lower", "Accuracy on the forgotten class; mean of rows."),
+        Column("Acc_r", group, "higher", retain, over="retain test"),
+        Column("Acc_f", group, "lower", forget, over="forget test"),
         _worst("Acc_r", "higher", "lowest"),
         _worst("Acc_f", "lower", "highest"),
         Column("AUS", group, "higher", aus, "number"),

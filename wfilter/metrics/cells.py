@@ -8,7 +8,16 @@ from typing import Literal
 
 Better = Literal["higher", "lower", "retrained", "none"]
 Kind = Literal["percent", "number", "seconds", "count", "epochs"]
-Derived = Literal["", "worst", "gap", "routing"]
+Derived = Literal["", "worst", "gap", "routing", "idi"]
+Over = Literal[
+    "",
+    "forget test",
+    "retain test",
+    "forget sample",
+    "retain sample",
+    "forget train",
+    "retain train",
+]
 
 
 @dataclass(frozen=True)
@@ -23,8 +32,11 @@ class Column:
         kind: How numbers are printed; fractions are printed as per cent.
         cap: What a class that never came back counts as (``epochs``).
         derived: Worked out from other numbers: the worst class of ``source``, the mean gap to the
-            retrained model over the columns named in ``source``, or the distance of the routings.
+            retrained model over the columns named in ``source``, the distance of the routings, or
+            the index of information over the layers in ``source``.
         source: See ``derived``; names separated by ``", "``.
+        over: Of which images it is a share, which decides how uncertain it is: those of the
+            forgotten class or the others, of all test data, of the test or the training sample.
     """
 
     name: str
@@ -35,6 +47,7 @@ class Column:
     cap: float | None = None
     derived: Derived = ""
     source: str = ""
+    over: Over = ""
 
 
 @dataclass(frozen=True)

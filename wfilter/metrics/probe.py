@@ -67,7 +67,7 @@ def linear_probe(
     )
     probe = make_pipeline(*steps)  # type: ignore[no-untyped-call]
     probe.fit(_numpy(features), _numpy(labels))
-    return _score(torch.from_numpy(probe.predict(_numpy(test_features))), test_labels)
+    return scored(torch.from_numpy(probe.predict(_numpy(test_features))), test_labels)
 
 
 def nearest_class_mean(
@@ -98,7 +98,7 @@ def nearest_class_mean(
     if distance == "cosine":
         means = nn.functional.normalize(means)
     nearest = torch.cdist(test, means).argmin(1)
-    return _score(torch.tensor(classes)[nearest.cpu()], test_labels)
+    return scored(torch.tensor(classes)[nearest.cpu()], test_labels)
 
 
 def _check_features(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
@@ -119,7 +119,13 @@ def _numpy(tensor: Tensor) -> object:
     return tensor.detach().cpu().numpy()
 
 
-def _score(predictions: Tensor, labels: Tensor) -> Probe:
+def scored(predictions: Tensor, labels: Tensor) -> Probe:
+    """Accuracy of predictions, in all and for each class.
+
+    Example:
+        >>> scored(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])).by_class
+        {0: 0.5, 1: 1.0}
+    """
     predictions, labels = predictions.cpu(), labels.cpu()
     counts = confusion(predictions, labels, int(max(predictions.max(), labels.max())) + 1)
     hits, totals = counts.diagonal(), counts.sum(1)
@@ -133,8 +139,16 @@ def _columns(problem: Problem) -> list[Column]:
     group, columns = "what the features still know", []
     for name, text in (("probe", "logistic regression"), ("NCM", "the nearest class mean")):
         own = f"Accuracy of {text} on penultimate features, forgotten class."
-        columns.append(Column(f"{name} f", group, "retrained", own))
-        columns.append(Column(f"{name} r", group, "higher", "The same, mean of the other classes."))
+        columns.append(Column(f"{name} f", group, "retrained", own, over="forget sample"))
+        columns.append(
+            Column(
+                f"{name} r",
+                group,
+                "higher",
+                "The same, mean of the other classes.",
+                over="retain sample",
+            )
+        )
     return columns
 
 

@@ -56,6 +56,10 @@ class Budget:
     curve_steps: int = 20
 
 
+ROOM = 10**8
+"""Logits and features kept for other metrics, in numbers: 400 MB."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """Logits and penultimate features of one model on the samples in memory."""
@@ -113,7 +117,7 @@ class Problem:
         present = set(labels.tolist())
         absent = [row for row in self.classes if row not in present]
         if absent:
-            named = ", ".join(map(self._named, absent[:10]))
+            named = ", ".join(map(self.named, absent[:10]))
             raise ValueError(
                 f"{name} has no samples of class {named}. Add some, or name the classes to "
                 "evaluate with classes=."
@@ -121,7 +125,8 @@ class Problem:
         if len(present) < 2:
             raise ValueError(f"{name} has samples of class {self.classes[0]} only: none to retain.")
 
-    def _named(self, row: int) -> str:
+    def named(self, row: int) -> str:
+        """A class by number and, if it has one, name."""
         return str(row) if self.class_names is None else f"{row} ({self.class_names[row]})"
 
     @property
@@ -144,6 +149,14 @@ class Problem:
             fresh_copy(self.base, factory=self.factory, seed=self.seed + draw).eval()
             for draw in draws
         ]
+
+    @property
+    def resettable(self) -> bool:
+        """Whether a freshly initialised model can be had."""
+        try:
+            return bool(self.random_networks)
+        except ValueError:
+            return False
 
     @cached_property
     def reference_logits(self) -> Tensor:
@@ -184,13 +197,22 @@ class Problem:
         return RowScores(by_row, higher_is_better=True)
 
     def seen(self, method: Method, row: int) -> tuple[Seen, Seen]:
-        """What a method's model makes of the training and the test sample; the last is kept."""
+        """What a method's model makes of the training and the test sample.
+
+        Kept for the metrics that come after, as long as there is room (`ROOM`).
+        """
         key = (method.name, None if method.shared else row)
         if key not in self._seen:
             model = method.model(row)
-            self._seen = {key: (look(model, self.train[0]), look(model, self.test[0]))}
-        found: tuple[Seen, Seen] = self._seen[key]
-        return found
+            self._seen[key] = (look(model, self.train[0]), look(model, self.test[0]))
+            while len(self._seen) > 1 and self._kept_numbers() > ROOM:
+                del self._seen[next(iter(self._seen))]
+        seen: tuple[Seen, Seen] = self._seen[key]
+        return seen
+
+    def _kept_numbers(self) -> int:
+        both = (part for pair in self._seen.values() for part in pair)
+        return sum(part.logits.numel() + part.features.numel() for part in both)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ The suffix chooses the format. PNG has a white ground; SVG has none and keeps it
 that a page can show it in light and dark.
 """
 
+from wfilter.plots.bars import audit_plot
 from wfilter.plots.figure import BLUE, GREY, INK, MANY, ORANGE, PALETTE, STYLE, WIDTH
 from wfilter.plots.gates import closed_plot, depth_plot, exactness_plot, heat_map, similarity_plot
 from wfilter.plots.graph import graph_plot
@@ -21,6 +22,7 @@ __all__ = [
     "STYLE",
     "WIDTH",
     "as_pixels",
+    "audit_plot",
     "closed_plot",
     "curves_plot",
     "depth_plot",

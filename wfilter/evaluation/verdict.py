@@ -1,0 +1,111 @@
+"""What became of a class, in plain words, from its numbers beside the retrained model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from wfilter.evaluation.report import Report
+
+OUTPUTS = ("Acc_f",)
+FEATURES = ("probe f", "NCM f", "one-vs-rest AUC", "k-NN f", "MLP f", "refit f", "prototype f")
+"""Columns that ask the features."""
+
+RELEARNED = "-shot Acc_f"
+"""How the names of columns end that ask how fast the class comes back."""
+
+MARGIN = 0.05
+"""How far above the retrained model's a share may lie and still count as the same."""
+
+Said: TypeAlias = Literal[
+    "as if never learned",
+    "hidden at the output only",
+    "still known",
+    "weaker in the features, no reference to compare with",
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a class, and the numbers that say so.
+
+    Example:
+        >>> print(Verdict("hidden at the output only", ("probe f 90.1, retrained 62.0",)))
+        hidden at the output only (probe f 90.1, retrained 62.0)
+    """
+
+    said: Said
+    because: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.said + (f" ({'; '.join(self.because)})" if self.because else "")
+
+
+RULE = (
+    f"A class is *still known* where Acc_f is more than {100 * MARGIN:.0f} points (or two standard "
+    "errors) above the retrained model's, or above chance where there is none; *as if never "
+    f"learned* where besides none of {', '.join(FEATURES)} and of the accuracies after relearning "
+    "from few images is that far above the retrained model's; *hidden at the output only* in "
+    "between, with the numbers that betray it."
+)
+
+
+def verdict(report: Report, method: str, row: int) -> Verdict | None:
+    """What became of a class: from its numbers beside the retrained model's.
+
+    Example:
+        >>> from wfilter.metrics.cells import Cell, Column
+        >>> columns = [Column(n, "", "lower", "") for n in ("Acc_f", "probe f")]
+        >>> rows = {
+        ...     "mine": {"Acc_f": Cell({0: 0.0}), "probe f": Cell({0: 0.9})},
+        ...     "retrained": {"Acc_f": Cell({0: 0.0}), "probe f": Cell({0: 0.6})},
+        ... }
+        >>> verdict(Report(tuple(columns), rows, (0,)), "mine", 0).said
+        'hidden at the output only'
+    """
+    if report.of_class(method, "Acc_f", row) is None:
+        return None
+    bar = "retrained" if report.of_class("retrained", "Acc_f", row) is not None else None
+    out = _above(report, method, bar, OUTPUTS, row)
+    if out:
+        return Verdict("still known", tuple(out))
+    asked = [*FEATURES, *(c.name for c in report.columns if c.name.endswith(RELEARNED))]
+    if bar is None:
+        betrayed = _as_original(report, method, asked, row)
+    else:
+        betrayed = _above(report, method, bar, asked, row)
+    if betrayed:
+        return Verdict("hidden at the output only", tuple(betrayed))
+    if bar is None:
+        return Verdict("weaker in the features, no reference to compare with")
+    return Verdict("as if never learned")
+
+
+def _above(
+    report: Report, method: str, bar: str | None, columns: Sequence[str], row: int
+) -> list[str]:
+    """Columns in which a method has clearly more than the bar, or than nothing, in words."""
+    found = []
+    for name in columns:
+        mine = report.of_class(method, name, row)
+        theirs = 0.0 if bar is None else report.of_class(bar, name, row)
+        if mine is None or theirs is None:
+            continue
+        errors = [report.error(m, name, row) for m in (method, bar) if m is not None]
+        spread = sum(error**2 for error in errors if error is not None) ** 0.5
+        if mine - theirs > max(MARGIN, 2 * spread):
+            beside = f", retrained {100 * theirs:.1f}" if bar else ""
+            found.append(f"{name} {100 * mine:.1f}{beside}")
+    return found
+
+
+def _as_original(report: Report, method: str, columns: Sequence[str], row: int) -> list[str]:
+    """Columns that find the class nearly as well as in the original, in words."""
+    found = []
+    for name in columns:
+        mine, before = (report.of_class(m, name, row) for m in (method, "original"))
+        if mine is not None and mine >= (1.0 if before is None else before) - 2 * MARGIN:
+            beside = "" if before is None else f", original {100 * before:.1f}"
+            found.append(f"{name} {100 * mine:.1f}{beside}")
+    return found
