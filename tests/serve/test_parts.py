@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from servers import CHEAP, png
+from wfilter.data.backbones import InputFacts
 from wfilter.data.formats import EncodedImages
-from wfilter.data.zoo import InputFacts
 from wfilter.serve import new_token, tokens
 from wfilter.serve.audit import AuditError, AuditLog
 from wfilter.serve.images import decode

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wfilter.core.model import FilteredModel
 from wfilter.data import zoo
-from wfilter.data.zoo import InputFacts
+from wfilter.data.backbones import InputFacts
 from wfilter.files.checkpoint import FILE, load
 from wfilter.serve.settings import Settings
 

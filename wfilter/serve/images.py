@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wfilter.data.zoo import InputFacts
+from wfilter.data.backbones import InputFacts
 from wfilter.serve.limits import Refusal
 
 FORMATS = ("JPEG", "PNG")
