@@ -237,7 +237,7 @@ def test_wrong_and_revoked_tokens_are_refused(server):
 def test_ray_itself_refuses_whoever_lacks_its_token(server):
     """Ray's own ports are open to every address; its token keeps strangers from running code."""
     (found,) = {
-        re.search(rb"--gcs-address=(127\.0\.0\.1:\d+)", title).group(1).decode()
+        re.search(rb"--gcs[-_]address=([\w.]+:\d+)", title).group(1).decode()
         for title in server.descendants(b"raylet/raylet").values()
     }
     code = f"import ray; ray.init({found!r}, logging_level='error'); print('inside')"

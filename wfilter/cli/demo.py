@@ -354,4 +354,5 @@ What to try next:{look}
   wfilter evaluate {folder}
   wfilter bake {folder} --forget 3 --out without-3.safetensors
   wfilter export {folder} --out model.pt2
-  wfilter plan timm:resnet18"""
+  wfilter plan timm:resnet18
+  wfilter serve {folder} --playground"""

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +120,10 @@ def _is_loopback(host: str) -> bool:
 def start(settings: Settings, host: str = LOOPBACK, port: int = 8000) -> None:
     """Start Ray on this machine alone and serve; `stop` ends it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    # Ray's own ports listen on every address, and whoever may talk to them can run code.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if "ray" not in sys.modules:  # Ray reads these when it is imported
+        # Its own ports listen on every address, and whoever may talk to them can run code.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
     from ray import serve
 

@@ -138,6 +138,10 @@ class Service:
         facts, pixels = self.engine.facts, self.settings.pixels
         return await loop.run_in_executor(self._decoders, decode, content, facts, pixels)
 
+    async def aside(self, work: Callable[[], Any]) -> Any:
+        """Work with the model, done in the one thread that may use it."""
+        return await asyncio.get_running_loop().run_in_executor(self._forwards, work)
+
     async def ask(self, question: Question) -> Batched:
         """The answer to one question, made together with those of others."""
         return await self._ask(question)
