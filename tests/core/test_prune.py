@@ -260,6 +260,20 @@ def test_an_input_that_cannot_be_guessed_is_asked_for():
         prune(Odd().eval())
 
 
+def test_a_head_whose_values_are_closed_goes():
+    model, x = family("timm vit")
+    attention = model.blocks[1].attn
+    with torch.no_grad():
+        attention.qkv.weight[2 * 192 + 64 : 2 * 192 + 128] = 0  # the values of the middle head
+    result = prune(model, x)
+    small = result.model.blocks[1].attn
+    assert (small.num_heads, small.attn_dim, small.qkv.out_features) == (2, 128, 384)
+    assert small.proj.in_features == 128
+    assert result.attributes["blocks.1.attn"] == {"num_heads": 2, "attn_dim": 128}
+    assert not result.left
+    close(result.model(x), model(x), 1e-12)
+
+
 def families():
     slow = [pytest.mark.slow]
     return [pytest.param(n, marks=[] if n in ORDINARY else slow) for n in FAMILIES]

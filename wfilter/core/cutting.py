@@ -150,6 +150,11 @@ class Cutting:
 
     # ---- cutting ----------------------------------------------------------------------------
 
+    def cut_all(self, model: nn.Module, blocks: list[set[int]]) -> None:
+        """In place: all blocks, one after the other."""
+        for block in blocks:
+            self.cut(model, block)
+
     def cut(self, model: nn.Module, block: set[int]) -> None:
         """In place: take the channels of a block out of ``model``."""
         chosen = torch.tensor(sorted(block), dtype=torch.int64)
@@ -159,17 +164,17 @@ class Cutting:
             if self.coupling.inputs[name]:
                 columns = ~torch.isin(self.coupling.label[self.coupling.inputs[name][0]], chosen)
             if not columns.all():
-                self._fold(model, name, ~columns)
-            _slice(model, name, {0: rows, 1: columns})
+                self.fold(model, name, ~columns)
+            slice_tensor(model, name, {0: rows, 1: columns})
             added = f"{name.removesuffix('weight')}bias"  # by an earlier block
             if added not in self.coupling.elements and added in dict(model.named_parameters()):
-                _slice(model, added, {0: rows})
+                slice_tensor(model, added, {0: rows})
         for name, names in self.coupling.elements.items():
             going = torch.isin(self.coupling.label[names], chosen)
             if bool(going.any()):
-                _slice(model, name, _whole_slices(name, going))
+                slice_tensor(model, name, _whole_slices(name, going))
 
-    def _fold(self, model: nn.Module, name: str, going: Tensor) -> None:
+    def fold(self, model: nn.Module, name: str, going: Tensor) -> None:
         """In place: what removed constants gave goes into the carrier's weights or the bias."""
         constants = [j for j in self._constants_of(name) if going[j]]
         if not constants:
@@ -240,7 +245,7 @@ class State:
             vars(module).update(state)
 
 
-def _slice(model: nn.Module, name: str, masks: dict[int, Tensor]) -> None:
+def slice_tensor(model: nn.Module, name: str, masks: dict[int, Tensor]) -> None:
     """In place: keep what the masks say of a tensor, wherever the model holds it."""
     tensor = _tensor(model, name)
     smaller = tensor

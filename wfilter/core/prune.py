@@ -10,15 +10,17 @@ removal changes anything stays.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from wfilter.core.cutting import Cutting, Refused, State, find_cuts, layer_numbers, layer_weights
+from wfilter.core.heads import ATTRIBUTES, Heads, cut_heads, find_heads
 from wfilter.core.inspection import example_inputs
 
 # Largest difference of the logits allowed, of their own size, in float64.
@@ -109,25 +111,25 @@ def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
     expected = [_logits(whole, x) for x in images]
     refused: dict[int, str] = {}
     blocks = list(found.blocks())
-    if _cannot_cut(work, found, blocks, images, expected):
+    if _cannot(partial(found.cut_all, work, blocks), work, images, expected):
         for block in blocks:
-            why = _cannot_cut(work, found, [block], images, expected)
+            why = _cannot(partial(found.cut, work, block), work, images, expected)
             refused |= dict.fromkeys(block, why) if why else {}
-    return _finish(model, whole, work, found, refused, images)
+    heads = [
+        heads
+        for heads in find_heads(whole, found)
+        if not _cannot(partial(cut_heads, work, found, heads), work, images, expected)
+    ]
+    return _finish(model, whole, work, found, refused, heads, images)
 
 
-def _cannot_cut(
-    work: nn.Module,
-    found: Cutting,
-    blocks: list[set[int]],
-    images: list[Tensor],
-    expected: list[list[Tensor]],
+def _cannot(
+    cut: Callable[[], None], work: nn.Module, images: list[Tensor], expected: list[list[Tensor]]
 ) -> str:
-    """In place: cut blocks and compare; where that fails, undo it and say why."""
+    """In place: cut and compare; where that fails, undo it and say why."""
     undo = State(work)
     try:
-        for block in blocks:
-            found.cut(work, block)
+        cut()
         _difference(work, images, expected)
     except Exception as error:
         undo.restore()
@@ -195,6 +197,7 @@ def _finish(
     work: nn.Module,
     found: Cutting,
     refused: dict[int, str],
+    heads: list[Heads],
     images: list[Tensor],
 ) -> Pruned:
     worst = _difference(work, images, [_logits(whole, x) for x in images])
@@ -202,7 +205,7 @@ def _finish(
     pairs = zip(made.named_modules(), whole.modules(), work.modules())
     for (path, module), before, after in pairs:
         _take(module, after)
-        changed = {k: v for k, v in layer_numbers(after).items() if getattr(before, k) != v}
+        changed = {k: v for k, v in _numbers(after).items() if getattr(before, k) != v}
         vars(module).update(changed)
         if changed:
             attributes[path] = changed
@@ -215,12 +218,18 @@ def _finish(
     return Pruned(
         made,
         cuts,
-        tuple(_left(found, refused)),
+        tuple(_left(found, refused, heads)),
         (_count(model), _count(made)),
         worst,
         tuple(tuple(x.shape[1:]) for x in images),
         attributes,
     )
+
+
+def _numbers(module: nn.Module) -> dict[str, int]:
+    """All attributes that a cut may change."""
+    held = {name: getattr(module, name, None) for name in ATTRIBUTES}
+    return {**{k: v for k, v in held.items() if isinstance(v, int)}, **layer_numbers(module)}
 
 
 def _take(module: nn.Module, source: nn.Module) -> None:
@@ -239,11 +248,13 @@ def _take(module: nn.Module, source: nn.Module) -> None:
             mine[key] = value
 
 
-def _left(found: Cutting, refused: dict[int, str]) -> Iterator[Left]:
+def _left(found: Cutting, refused: dict[int, str], heads: list[Heads]) -> Iterator[Left]:
     """Closed units that stayed, counted by weight and reason."""
     reasons = {**found.kept, **refused}
     for name, weight in found.weights.items():
         closed = (weight == 0).flatten(1).all(1)
+        for gone in (each for each in heads if each.name == name):
+            closed &= gone.rows(len(weight) // 3).repeat(3)
         labels = found.coupling.label[found.coupling.outputs[name]][closed].tolist()
         counts: dict[str, int] = {}
         for label in labels:
