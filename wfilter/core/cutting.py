@@ -158,21 +158,25 @@ class Cutting:
     def cut(self, model: nn.Module, block: set[int]) -> None:
         """In place: take the channels of a block out of ``model``."""
         chosen = torch.tensor(sorted(block), dtype=torch.int64)
-        for name, original in self.weights.items():
+        for name in self.weights:
             rows = ~torch.isin(self.coupling.label[self.coupling.outputs[name]], chosen)
-            columns = torch.ones(original.shape[1], dtype=torch.bool)
-            if self.coupling.inputs[name]:
-                columns = ~torch.isin(self.coupling.label[self.coupling.inputs[name][0]], chosen)
+            calls = self.coupling.inputs[name]
+            columns = ~torch.isin(self.coupling.label[calls[0]], chosen) if calls else rows[:0]
             if not columns.all():
                 self.fold(model, name, ~columns)
             slice_tensor(model, name, {0: rows, 1: columns})
-            added = f"{name.removesuffix('weight')}bias"  # by an earlier block
-            if added not in self.coupling.elements and added in dict(model.named_parameters()):
-                slice_tensor(model, added, {0: rows})
+            self._follow_bias(model, name, rows)
         for name, names in self.coupling.elements.items():
             going = torch.isin(self.coupling.label[names], chosen)
             if bool(going.any()):
                 slice_tensor(model, name, _whole_slices(name, going))
+
+    def _follow_bias(self, model: nn.Module, name: str, rows: Tensor) -> None:
+        """In place: a bias that an earlier block has added loses the rows its weight loses."""
+        bias = f"{name.removesuffix('weight')}bias"
+        added = model.get_submodule(name.rpartition(".")[0])._parameters.get("bias") is not None
+        if added and bias not in self.coupling.elements and not rows.all():
+            slice_tensor(model, bias, {0: rows})
 
     def fold(self, model: nn.Module, name: str, going: Tensor) -> None:
         """In place: what removed constants gave goes into the carrier's weights or the bias."""
@@ -247,13 +251,14 @@ class State:
 
 def slice_tensor(model: nn.Module, name: str, masks: dict[int, Tensor]) -> None:
     """In place: keep what the masks say of a tensor, wherever the model holds it."""
+    if all(bool(mask.all()) for mask in masks.values()):
+        return
     tensor = _tensor(model, name)
     smaller = tensor
     for axis, mask in masks.items():
         if not bool(mask.all()):
             smaller = smaller.index_select(axis, mask.nonzero().flatten().to(tensor.device))
-    if smaller is not tensor:
-        replace_tensor(model, name, smaller)
+    replace_tensor(model, name, smaller)
 
 
 def replace_tensor(model: nn.Module, name: str, value: Tensor) -> None:

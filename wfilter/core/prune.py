@@ -110,11 +110,14 @@ def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
     work = copy.deepcopy(whole)
     expected = [_logits(whole, x) for x in images]
     refused: dict[int, str] = {}
-    blocks = list(found.blocks())
-    if _cannot(partial(found.cut_all, work, blocks), work, images, expected):
-        for block in blocks:
-            why = _cannot(partial(found.cut, work, block), work, images, expected)
-            refused |= dict.fromkeys(block, why) if why else {}
+    todo = [list(found.blocks())]
+    while todo:  # where a cut fails, its halves are tried, down to single blocks
+        blocks = todo.pop()
+        why = _cannot(partial(found.cut_all, work, blocks), work, images, expected)
+        if why and len(blocks) > 1:
+            todo += [blocks[len(blocks) // 2 :], blocks[: len(blocks) // 2]]
+        elif why:
+            refused |= dict.fromkeys(blocks[0], why)
     heads = [
         heads
         for heads in find_heads(whole, found)
