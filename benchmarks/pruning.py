@@ -154,9 +154,12 @@ def _remove_closed(tp: Any, graph: Any, model: nn.Module) -> None:
 def sweep(args: argparse.Namespace) -> None:
     done = {line["key"] for line in read_lines(args.out) if line["kind"] == "sweep"}
     known = architectures()
-    todo = representatives(known) + [a for a in known if a.library == "torchvision"]
+    vision = [a for a in known if a.library == "torchvision"]
+    first = {a.family: a for a in reversed(vision)}  # one of each family before the others
+    todo = [*representatives(known), *first.values(), *vision]
     for architecture in todo:
         if architecture.key not in done and args.only in architecture.key:
+            done.add(architecture.key)
             line = {"kind": "sweep", "key": architecture.key, "family": architecture.family}
             line |= examine(architecture, args)
             print(line["key"], line.get("parameters"), line.get("error", ""), flush=True)
@@ -177,7 +180,7 @@ def examine(architecture: Architecture, args: argparse.Namespace) -> dict[str, A
             if args.rival and built.parameters < 2e7:
                 line["torch_pruning"] = _attempt(by_dependency_graph, whole, built.x)
         return line
-    except Exception as error:
+    except (Exception, TooLong) as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
     finally:
         signal.alarm(0)
@@ -192,14 +195,16 @@ def _plain(model: nn.Module, x: Tensor) -> nn.Module:
 def _attempt(function: Callable[..., dict], *args: Any) -> dict[str, Any]:
     try:
         return function(*args)
-    except TimeoutError:
-        raise
     except Exception as error:
         return {"error": f"{type(error).__name__}: {(str(error) or '?').splitlines()[0][:120]}"}
 
 
+class TooLong(BaseException):
+    """Not an Exception: `prune` would take it for a model that cannot be followed."""
+
+
 def _too_long(*_: object) -> None:
-    raise TimeoutError("took too long")
+    raise TooLong("it took too long on this machine")
 
 
 def cifar(args: argparse.Namespace) -> None:

@@ -120,6 +120,20 @@ def test_depthwise_partners_go_too():
     close(pruned(X), model(X), 1e-13)
 
 
+def test_grouped_convolutions_stay_and_are_named():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1, groups=2), nn.ReLU(), nn.Conv2d(8, 6, 1)]
+    model = randomise(nn.Sequential(*layers, nn.Conv2d(6, 4, 1), nn.Flatten(), nn.Linear(256, 4)))
+    close_channels(model[1], [0, 5])
+    close_channels(model[3], [2])
+    result = prune(model, X)
+    assert result.model[3].out_channels == 5
+    assert [left.why for left in result.left] == [
+        "1.weight has 2 groups, which must stay of one size"
+    ]
+    close(result.model(X), model(X), 1e-13)
+
+
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()

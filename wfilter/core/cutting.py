@@ -61,7 +61,7 @@ class Cutting:
             live: dict[int, str] = dict(self.coupling.fixed)
             read: set[int] = set()
             for name, calls in self.coupling.inputs.items():
-                ignored = self._ignored(name)
+                ignored = self._ignored(name) if calls else torch.ones(0, dtype=torch.bool)
                 for call in calls:
                     labels = label[call]
                     read |= set(labels.tolist())
