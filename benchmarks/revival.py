@@ -14,7 +14,7 @@ Models handed out:
 - zeros: closed gates are 0, as ``wf.bake`` writes them.
 - gaussian: zeros filled with noise of a tenth of the layer's spread, to hide where they were.
 - pruned: ``wf.bake(prune=True)``. The attacker widens it again with zeros; where the new channels
-  stand does not matter, but their BatchNorm entries are lost.
+  stand does not matter, but their BatchNorm entries and what read them are lost.
 - restarted: a control: zeros, with all layers that have closed gates and the head drawn anew. What
   images restore here, they restore without anything that was left in those layers.
 
@@ -72,30 +72,25 @@ def trunk(model: nn.Module, images: Tensor) -> Tensor:
 # ---- the models handed out ----------------------------------------------------------------------
 
 
-def closed_rows(tail: Tail) -> dict[str, Tensor]:
-    """Weight name -> which of its rows are zero: what an attacker sees."""
-    found = {}
-    for name, parameter in tail.named_parameters():
-        if parameter.ndim > 1 and "fc" not in name:
-            rows = (parameter == 0).flatten(1).all(1)
-            if rows.any():
-                found[name] = rows
-    return found
+def zeros_of(tail: Tail) -> dict[str, Tensor]:
+    """Weight name -> where it is zero: what an attacker sees."""
+    found = {n: p == 0 for n, p in tail.named_parameters() if p.ndim > 1 and "fc" not in n}
+    return {name: zeros for name, zeros in found.items() if zeros.any()}
 
 
 @torch.no_grad()
 def handed_out(wf: wfilter.FilteredModel, kind: str, generator: torch.Generator) -> Tail:
     """One of ``MODELS``."""
     tail = Tail(wf.bake(set(FORGET)).eval()).eval()
-    rows = closed_rows(tail)
+    zeros = zeros_of(tail)
     if kind == "soft":
         whole = dict(Tail(wf.base).named_parameters())
-        for name, closed in rows.items():
+        for name, closed in zeros.items():
             tail.get_parameter(name)[closed] = SOFT * whole[name][closed]
     if kind == "gaussian":
-        fill(tail, rows, generator, 0.1)
+        fill(tail, zeros, generator, 0.1)
     if kind == "pruned":
-        forget_norms(tail, wf)
+        return widened(wf, tail)
     if kind == "restarted":
         for module in tail.modules():
             if hasattr(module, "reset_parameters"):
@@ -103,25 +98,25 @@ def handed_out(wf: wfilter.FilteredModel, kind: str, generator: torch.Generator)
     return tail
 
 
-def forget_norms(tail: Tail, wf: wfilter.FilteredModel) -> None:
-    """In place: BatchNorm entries of channels that pruning removes are as in a new layer."""
+def widened(wf: wfilter.FilteredModel, like: Tail) -> Tail:
+    """The pruned model with new channels, silent and unread, up to its old widths."""
     small = wfilter.prune(wf.bake(set(FORGET)).eval(), torch.zeros(1, 3, 32, 32)).model
-    kept = dict(small.layer4.named_parameters())
-    for name, norm in tail.layer4.named_modules():
-        if not isinstance(norm, nn.BatchNorm2d):
-            continue
-        left = set(kept[f"{name}.weight"].tolist())
-        gone = torch.tensor([value not in left for value in norm.weight.tolist()])
-        norm.weight[gone], norm.bias[gone] = 1.0, 0.0
-        norm.running_mean[gone], norm.running_var[gone] = 0.0, 1.0
+    wide = copy.deepcopy(like)
+    state = Tail(small).state_dict()
+    for name, tensor in wide.state_dict().items():
+        if tensor.ndim:
+            one = name.endswith("running_var") or (tensor.ndim == 1 and name.endswith("weight"))
+            tensor.fill_(float(one))
+            tensor[tuple(slice(0, n) for n in state[name].shape)] = state[name]
+    return wide
 
 
 @torch.no_grad()
-def fill(tail: Tail, rows: dict[str, Tensor], generator: torch.Generator, scale: float) -> None:
-    """In place: noise of the open rows' spread times ``scale`` in closed ones."""
-    for name, closed in rows.items():
+def fill(tail: Tail, zeros: dict[str, Tensor], generator: torch.Generator, scale: float) -> None:
+    """In place: noise of the other weights' spread times ``scale`` where there were zeros."""
+    for name, closed in zeros.items():
         weight = tail.get_parameter(name)
-        noise = torch.randn(weight[closed].shape, generator=generator)
+        noise = torch.randn(int(closed.sum()), generator=generator)
         weight[closed] = scale * weight[~closed].std() * noise
 
 
@@ -129,8 +124,10 @@ def fill(tail: Tail, rows: dict[str, Tensor], generator: torch.Generator, scale:
 
 
 @torch.no_grad()
-def by_neighbours(tail: Tail, rows: dict[str, Tensor], generator: torch.Generator) -> None:
-    """In place: closed rows become mixtures of open ones of the same layer."""
+def by_neighbours(tail: Tail, zeros: dict[str, Tensor], generator: torch.Generator) -> None:
+    """In place: closed rows become mixtures of open ones of the same layer; other zeros noise."""
+    rows = {name: closed.flatten(1).all(1) for name, closed in zeros.items()}
+    fill(tail, zeros, generator, 1.0)
     for name, closed in rows.items():
         weight = tail.get_parameter(name)
         around = weight[~closed]
@@ -139,9 +136,9 @@ def by_neighbours(tail: Tail, rows: dict[str, Tensor], generator: torch.Generato
 
 
 @torch.no_grad()
-def by_scale(tail: Tail, rows: dict[str, Tensor], generator: torch.Generator) -> None:
+def by_scale(tail: Tail, zeros: dict[str, Tensor], generator: torch.Generator) -> None:
     """In place: rows much smaller than others are scaled up to the others' size."""
-    for name in rows:
+    for name in zeros:
         weight = tail.get_parameter(name)
         norms = weight.flatten(1).norm(dim=1)
         small = norms < 0.25 * norms.median()
@@ -154,17 +151,17 @@ def from_another(path: Path) -> Callable[[Tail, dict[str, Tensor], torch.Generat
     """Closed rows from another network of the same architecture."""
 
     @torch.no_grad()
-    def attack(tail: Tail, rows: dict[str, Tensor], generator: torch.Generator) -> None:
+    def attack(tail: Tail, zeros: dict[str, Tensor], generator: torch.Generator) -> None:
         other = wfilter.zoo.build("torchvision:resnet18", weights=path)
-        for name, closed in rows.items():
+        for name, closed in zeros.items():
             tail.get_parameter(name)[closed] = other.get_parameter(name)[closed]
 
     return attack
 
 
-def by_noise(tail: Tail, rows: dict[str, Tensor], generator: torch.Generator) -> None:
-    """In place: noise of the open rows' spread."""
-    fill(tail, rows, generator, 1.0)
+def by_noise(tail: Tail, zeros: dict[str, Tensor], generator: torch.Generator) -> None:
+    """In place: noise of the other weights' spread."""
+    fill(tail, zeros, generator, 1.0)
 
 
 # ---- attacks with images ------------------------------------------------------------------------
@@ -182,17 +179,17 @@ def least_squares(tail: Tail, x: Tensor, y: Tensor) -> None:
     tail.fc.bias.copy_(-mean @ solved)
 
 
-def fine_tune(tail: Tail, x: Tensor, y: Tensor, rows: dict[str, Tensor] | None, args: Any) -> None:
-    """In place: a few steps of Adam on closed rows and the head, or on everything."""
+def fine_tune(tail: Tail, x: Tensor, y: Tensor, zeros: dict[str, Tensor] | None, args: Any) -> None:
+    """In place: a few steps of Adam on the zeros and the head, or on everything."""
     chosen = [tail.fc.weight, tail.fc.bias]
-    chosen += list(tail.layer4.parameters()) if rows is None else map(tail.get_parameter, rows)
+    chosen += list(tail.layer4.parameters()) if zeros is None else map(tail.get_parameter, zeros)
     optimiser = torch.optim.Adam(chosen, 1e-3)
     tail.requires_grad_(True)
     generator = torch.Generator().manual_seed(0)
     for _ in range(args.steps):
         batch = torch.randperm(len(x), generator=generator)[: args.batch]
         F.cross_entropy(tail(x[batch]), y[batch]).backward()
-        for name, closed in (rows or {}).items():
+        for name, closed in (zeros or {}).items():
             tail.get_parameter(name).grad[~closed] = 0
         optimiser.step()
         optimiser.zero_grad()
@@ -238,14 +235,14 @@ def run(args: argparse.Namespace) -> None:
         for kind in MODELS
     ]
     kinds = {kind: handed_out(wf, kind, torch.Generator().manual_seed(0)) for kind in MODELS}
-    zeros = closed_rows(kinds["zeros"])
+    zeros = {kind: zeros_of(kinds["pruned" if kind == "pruned" else "zeros"]) for kind in MODELS}
     done = {(ln["model"], ln["attack"], ln["shots"]) for ln in read_lines(args.out)}
     for kind, name, shots, work in everything:
         if (kind, name, shots) in done or (kind == "restarted" and shots == 0):
             continue
         generator, start = torch.Generator().manual_seed(0), time.perf_counter()
         tail = copy.deepcopy(kinds[kind])
-        work(tail, zeros, generator)
+        work(tail, zeros[kind], generator)
         line = {"model": kind, "attack": name, "shots": shots, **accuracies(tail, test_x, test_y)}
         line |= {"tests": len(test_y), "steps": args.steps, "batch": args.batch}
         print(line, flush=True)
@@ -277,7 +274,7 @@ def attacks(args: argparse.Namespace, x: Tensor, y: Tensor) -> list[tuple[str, i
             fine_tune(tail, *given, None, args)
 
         plain += [("least squares head", shots, head)]
-        plain += [("tune closed rows and head", shots, closed), ("tune all", shots, everything)]
+        plain += [("tune zeros and head", shots, closed), ("tune all", shots, everything)]
         if other:
 
             def both(tail: Tail, rows: Any, g: Any, given: Any = given) -> None:

@@ -174,7 +174,8 @@ class Cutting:
     def _follow_bias(self, model: nn.Module, name: str, rows: Tensor) -> None:
         """In place: a bias that an earlier block has added loses the rows its weight loses."""
         bias = f"{name.removesuffix('weight')}bias"
-        added = model.get_submodule(name.rpartition(".")[0])._parameters.get("bias") is not None
+        module = model.get_submodule(name.rpartition(".")[0])
+        added = module._parameters.get("bias") is not None
         if added and bias not in self.coupling.elements and not rows.all():
             slice_tensor(model, bias, {0: rows})
 
