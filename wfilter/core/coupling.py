@@ -102,8 +102,9 @@ class CouplingMode(TorchFunctionMode):
         both = (a >= 0) & (b >= 0) & (a != b)
         if not bool(both.any()):
             return
-        found = torch.stack([a[both], b[both]]).sort(0).values
-        found = torch.unique(found, dim=1)
+        low, high = torch.minimum(a[both], b[both]), torch.maximum(a[both], b[both])
+        codes = torch.unique(low * len(self.values) + high)  # faster than unique pairs
+        found = torch.stack([codes // len(self.values), codes % len(self.values)])
         beside = found[1] == self.never  # the largest name
         self.pairs.append((found[0, ~beside], found[1, ~beside]))
         self.reasons.append((found[0, beside], "it meets features that cannot be cut"))
@@ -190,7 +191,7 @@ class CouplingMode(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        names = self.names(x)
+        names = self.names(x[:1])
         for statistic in (mean, var, weight, bias):
             if statistic is not None:
                 self.couple(names, self.names(statistic).view(-1, *[1] * (x.ndim - 2)))

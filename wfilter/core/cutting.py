@@ -217,8 +217,8 @@ def find_cuts(whole: nn.Module, images: Tensor) -> Cutting:
     weights = layer_weights(whole)
     mode = ConstantMode({id(weight): name for name, weight in weights.items()})
     with mode:
-        whole(torch.full_like(images[:2], torch.nan))
-    coupling = couple(copy.deepcopy(whole), layer_weights, images[:2])
+        whole(torch.full_like(images[:1], torch.nan))
+    coupling = couple(copy.deepcopy(whole), layer_weights, images[:1])
     found = Cutting(weights, mode.uses, coupling)
     found.decide()
     return found
