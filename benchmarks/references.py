@@ -39,7 +39,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ LOG = "references.jsonl"
 def main() -> None:
     args = parse_arguments()
     if args.collect:
-        collect(args.out)
+        store(args.out / LOG, LOG, table)
         return
     args.out.mkdir(parents=True, exist_ok=True)
     for job in jobs(args):
@@ -243,15 +243,15 @@ def describe(
     }
 
 
-def collect(out: Path) -> None:
-    """Add the lines of a folder that are not stored yet to the results, and make their table."""
-    stored = RESULTS / LOG
+def store(log: Path, name: str, make: Callable[[list[dict[str, Any]]], str]) -> None:
+    """Add the lines of a log that are not stored yet to the results, and make their table."""
+    stored = RESULTS / name
     known = read_lines(stored)
-    fresh = [line for line in read_lines(out / LOG) if line not in known]
+    fresh = [line for line in read_lines(log) if line not in known]
     for line in fresh:
         append_line(stored, line)
     print(f"{len(fresh)} lines added to {stored}, {len(known)} were there.")
-    stored.with_suffix(".md").write_text(table(known + fresh))
+    stored.with_suffix(".md").write_text(make(known + fresh))
 
 
 def table(lines: list[dict[str, Any]]) -> str:
