@@ -266,18 +266,18 @@ def table(lines: list[dict[str, Any]]) -> str:
     for line in sorted(lines, key=lambda line: line["file"]):
         original = whole.get((line["settings"]["model"], line["seed"]))
         rows.append(
-            f"| {line['file']} | {line['accuracy']:.2f} | {line['accuracy_retain']:.2f} "
+            f"| {line['file']} | {line['accuracy']:.2f} | {on_same_classes(line, line)} "
             f"| {on_same_classes(original, line)} | {line['worst_class']:.2f} "
             f"| {line['seconds'] / 60:.1f} | `{line['sha256'][:12]}` |"
         )
     return "\n".join([*HEADER, *rows, ""])
 
 
-def on_same_classes(original: dict[str, Any] | None, line: dict[str, Any]) -> str:
-    """The original's mean accuracy over the classes that another network saw."""
-    if original is None:
+def on_same_classes(network: dict[str, Any] | None, line: dict[str, Any]) -> str:
+    """A network's mean accuracy over the classes that another one saw."""
+    if network is None:
         return "-"
-    kept = [value for label, value in enumerate(original["per_class"])
+    kept = [value for label, value in enumerate(network["per_class"])
             if label not in line["settings"]["without"]]  # fmt: skip
     return f"{sum(kept) / len(kept):.2f}"
 
@@ -285,7 +285,8 @@ def on_same_classes(original: dict[str, Any] | None, line: dict[str, Any]) -> st
 HEADER = [
     "# Originals and networks retrained without a class",
     "",
-    "Whole training sets, whole test sets, accuracies in percent. Made from `references.jsonl` by",
+    "Whole training sets, whole test sets, percent; a mean over classes where some are left out.",
+    "Made from `references.jsonl` by",
     "`python benchmarks/references.py --collect`; the command of each line is in it. The weights",
     "are not in the repository: the commands make them again. Minutes are of one thread of a CPU",
     "shared with other work, so they are upper bounds.",

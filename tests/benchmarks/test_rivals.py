@@ -46,7 +46,7 @@ def test_rivals_are_stored_with_what_was_tried_and_are_not_run_twice(run, tmp_pa
 
 
 def test_a_reference_that_is_lacking_is_asked_for_with_its_command(run):
-    with pytest.raises(SystemExit, match="references.py --recipe digits --seed 0 --each 5"):
+    with pytest.raises(SystemExit, match=r"references\.py --recipe digits --seed 0 --each 5"):
         run("--classes", "5", "--methods", "retrained")
 
 
