@@ -208,7 +208,7 @@ class Work:
             images, labels = self.train.batch(torch.arange(args.train_images))
             given = wfilter.InMemory(images, labels, batch_size=32)
             start = time.process_time()
-            wfilter.untrain(wf, given, steps=args.untrain_steps, seed=args.seed)
+            wfilter.untrain(wf, given, recipe="distill", steps=args.untrain_steps, seed=args.seed)
             file.with_suffix(".seconds").write_text(str(time.process_time() - start))
             wf.save(file)
             base = wfilter.remove_weight_filtering(wf)

@@ -36,7 +36,7 @@ def run(weights, tmp_path_factory):
 def untrain_words(weights, *more):
     words = ["untrain", "wfilter:cnn-digits", "--weights", str(weights), "--dataset", "digits"]
     soft = ["--set", "gates=soft", "--set", "start=none", "--set", "depth=1.0"]
-    return [*words, *soft, "--steps", "2", "--batch-size", "8", *more]
+    return [*words, "--recipe", "distill", *soft, "--steps", "2", "--batch-size", "8", *more]
 
 
 def complaint(capsys, *words, code=1):
@@ -91,6 +91,22 @@ def test_printed_settings_repeat_the_run_bit_for_bit(run, tmp_path, capsys):
     stored = settings.read(run / "settings.toml")
     assert stored["seed"] == 0
     assert settings.write(stored).splitlines()[-1] in printed
+
+
+def test_the_default_recipe_tells_what_it_chose_and_strict_minds(weights, tmp_path, capsys):
+    words = ["untrain", "wfilter:cnn-digits", "--weights", str(weights), "--dataset", "digits"]
+    out = tmp_path / "run"
+    assert cli.run([*words, "--steps", "1", "--out", str(out), "--strict"]) == 3
+    assert "rows fall short" in capsys.readouterr().out
+    assert "rows fall short" in (out / "README.md").read_text()
+    text = (out / "settings.toml").read_text()
+    assert text.startswith("# ")
+    assert "no step sees" in text
+    assert settings.read(out / "settings.toml")["recipe"]["stages"]
+    again = ["untrain", "--config", str(out / "settings.toml"), "--out", str(tmp_path / "again")]
+    assert cli.run([*again, "--quiet"]) == 0
+    first, second = (load_file(f / "filters.safetensors") for f in (out, tmp_path / "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_options_win_over_the_settings_file(run, tmp_path):

@@ -329,7 +329,8 @@ def test_opening_the_top_5_percent_restores_each_cifar_class_more_than_a_random_
     pictures, labels = train.batch(torch.arange(1000))
     model = zoo.build(spec, weights=zoo.weights_path(spec))
     wf = wfilter.apply_weight_filtering(model, example_input=pictures[:1])
-    wfilter.untrain(wf, wfilter.InMemory(pictures, labels, batch_size=16), steps=80)
+    data = wfilter.InMemory(pictures, labels, batch_size=16)
+    wfilter.untrain(wf, data, recipe="distill", steps=80)
     for row in range(10):
         shown, _ = test.batch((test.labels == row).nonzero()[:10, 0])
         by_gate, random = (

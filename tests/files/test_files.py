@@ -352,8 +352,9 @@ def test_a_run_on_another_base_model_is_refused(running):
     with torch.no_grad():
         other[2].bias.add_(1)
     made = wfilter.apply_weight_filtering(other, targets="0.*")
+    data = InMemory(torch.zeros(8, 3))
     with pytest.raises(ValueError, match="belongs to another model: base model, targets or class"):
-        untrain(made, InMemory(torch.zeros(8, 3)), checkpoint=running, steps=2, resume=True)
+        untrain(made, data, recipe=DISTILL, checkpoint=running, steps=2, resume=True)
 
 
 def test_a_run_with_classes_in_another_order_is_refused(tmp_path):
@@ -362,10 +363,10 @@ def test_a_run_with_classes_in_another_order_is_refused(tmp_path):
         made = wfilter.apply_weight_filtering(network(), targets="0.*", class_names=names)
         data = InMemory(torch.ones(8, 3))
         if names[0] == "ant":
-            untrain(made, data, checkpoint=path, steps=1, checkpoint_every=1)
+            untrain(made, data, recipe=DISTILL, checkpoint=path, steps=1, checkpoint_every=1)
             continue
         with pytest.raises(ValueError, match=r"belongs to another model.*class names differ"):
-            untrain(made, data, checkpoint=path, steps=1, resume=True)
+            untrain(made, data, recipe=DISTILL, checkpoint=path, steps=1, resume=True)
 
 
 # ---- settings -----------------------------------------------------------------------------------

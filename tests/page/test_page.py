@@ -41,7 +41,7 @@ def untrained():
         digits.trained_cnn(), class_names=NAMES, example_input=images[:1]
     )
     stored = wfilter.InMemory(images, labels, batch_size=32)
-    history = wfilter.untrain(wf, stored, steps=60, progress=False)
+    history = wfilter.untrain(wf, stored, recipe="distill", steps=60, progress=False)
     return wf, history
 
 

@@ -78,6 +78,7 @@ Config = Annotated[
     Path | None,
     typer.Option(callback=_use_config, is_eager=True, help="Settings from a TOML file."),
 ]
+NOT_MET = 3  # exit code of `untrain --strict` where a row fell short
 MODEL = "timm:NAME, torchvision:NAME, wfilter:NAME or package.module:function."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False)]
 SameModel = Annotated[str | None, typer.Option(help=f"{MODEL} By default as untrained.")]
@@ -187,9 +188,10 @@ def untrain(
     recipe: Annotated[
         str,
         typer.Option(
-            help="distill, distill-soft (small models), linear (many classes), paper or paper-vit."
+            help="auto (looks, and says what it reached), distill, distill-soft (small models), "
+            "linear (many classes), paper or paper-vit."
         ),
-    ] = "distill",
+    ] = "auto",
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a setting of the recipe: KEY=VALUE; repeat."),
@@ -211,6 +213,9 @@ def untrain(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     amp: Annotated[bool, typer.Option(help="Run forwards in bfloat16.")] = False,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run.")] = False,
+    strict: Annotated[
+        bool, typer.Option(help="Exit with code 3 unless every row met the bar (recipe auto).")
+    ] = False,
     data: Data = None,
     size: Size = None,
     download: Download = False,
@@ -251,9 +256,14 @@ def untrain(
         history = plan.run(place, rank, resume=resume, progress=output.progress)
     last = asdict(history.records[-1]) if history.records else {}
     text = f"{history.stopped} in {history.seconds:.0f} s. Next: wfilter evaluate {out}"
-    output.result(text, {"out": str(out), "stopped": history.stopped, "last": last})
+    if history.verdict:
+        text = f"{history.verdict}\n{text}"
+    facts = {"out": str(out), "stopped": history.stopped, "last": last}
+    output.result(text, {**facts, "ended": history.ended.value, "verdict": history.verdict})
     if history.ended is Ended.INTERRUPTED:
         raise KeyboardInterrupt
+    if strict and history.ended is not Ended.MET:
+        raise typer.Exit(NOT_MET)
 
 
 @app.command(epilog="Example: wfilter evaluate wfilter-demo/cnn-digits --rivals logit_mask")

@@ -27,7 +27,8 @@ from wfilter.evaluation.bench import randomise
 from wfilter.files import card, checkpoint
 from wfilter.untraining.history import Ended, History, training_figures
 from wfilter.untraining.loop import untrain
-from wfilter.untraining.recipes import Recipe, Stepwise
+from wfilter.untraining.recipes import Linear, Recipe, Stepwise
+from wfilter.untraining.stored import recipe_from
 
 if TYPE_CHECKING:
     from wfilter.evaluation.report import Report
@@ -332,12 +333,19 @@ class Untraining:
     seed: int = 0
     amp: bool = False
 
-    def to_toml(self) -> str:
-        """The settings in full; ``wfilter untrain --config`` repeats the run."""
+    def to_toml(self, history: History | None = None) -> str:
+        """The settings in full; ``wfilter untrain --config`` repeats the run.
+
+        After a run, those that it settled on, with its choices as comments.
+        """
+        recipe, choices = self.recipe, ""
+        if history is not None and history.fixed:
+            recipe = recipe_from(history.fixed)
+            choices = "".join(f"# {line}\n" for line in (*history.choices, history.verdict))
         own = {k: v for k, v in vars(self).items() if k not in ("job", "recipe", "out")}
         facts = {**vars(absolute(self.job)), **own}
         given = {name: value for name, value in facts.items() if value not in (None, ())}
-        return settings.write({**given, "recipe": self.recipe.to_dict()})
+        return choices + settings.write({**given, "recipe": recipe.to_dict()})
 
     def run(self, device: str | None, rank: int, *, resume: bool, progress: bool | None) -> History:
         """Untrain; the first of several processes writes filters, history and settings."""
@@ -357,7 +365,7 @@ class Untraining:
             text = card.model_card(wf, self._facts(history), training_figures(history))
             (self.out / card.NAME).write_text(text, encoding="utf-8")
             (self.out / "history.json").write_text(history.to_json())
-            (self.out / settings.FILE).write_text(self.to_toml())
+            (self.out / settings.FILE).write_text(self.to_toml(history), encoding="utf-8")
             checkpoint.unlink(missing_ok=True)
         return history
 
@@ -369,6 +377,8 @@ class Untraining:
             "base model": f"{self.job.model}{' with ' + weights if weights else ''}",
             "data": self.job.dataset,
             "recipe": f"{self.recipe.name}, {history.stopped}{size}",
+            "choices": "; ".join(history.choices) or None,
+            "verdict on held-out training images": history.verdict or None,
             "seconds": f"{history.seconds:.0f}",
             "seed": self.seed,
             "all settings": settings.FILE,
@@ -396,7 +406,7 @@ class Untraining:
             steps=self.steps,
             epochs=self.epochs,
             device=device,
-            checkpoint=checkpoint if isinstance(self.recipe, Stepwise) else None,
+            checkpoint=None if isinstance(self.recipe, Linear) else checkpoint,
             resume=resume,
             seed=self.seed,
             amp=self.amp,

@@ -20,6 +20,8 @@ class Ended(str, Enum):
     EPOCHS = "epochs"
     NO_IMPROVEMENT = "no improvement"
     SOLVED = "solved"
+    MET = "met"
+    NOT_MET = "not met"
     INTERRUPTED = "interrupted"
 
 
@@ -48,6 +50,11 @@ class History:
         stopped: Why it ended, in words.
         seconds: How long it took.
         ended: Why it ended.
+        choices: What ``recipe="auto"`` decided, and why, a sentence each.
+        fixed: The recipe it settled on, which does the same again without looking around.
+        rows: Of each class: what its row keeps of the others, what is known of it, and what the
+            base model knows of the others, on images that no step has seen.
+        verdict: Whether every row met the bar, or which did not and what to try, in one line.
     """
 
     recipe: dict[str, object]
@@ -56,6 +63,10 @@ class History:
     stopped: str = ""
     seconds: float = 0.0
     ended: Ended = Ended.RUNNING
+    choices: list[str] = field(default_factory=list)
+    fixed: dict[str, object] = field(default_factory=dict)
+    rows: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    verdict: str = ""
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> History:
@@ -67,6 +78,7 @@ class History:
         """
         values = dict(stored)
         values["records"] = [Record(**record) for record in values["records"]]
+        values["rows"] = {int(k): tuple(v) for k, v in values.get("rows", {}).items()}
         if "ended" in values:
             values["ended"] = Ended(values["ended"])
         elif values["stopped"] == "solved":  # earlier versions had only the words
@@ -93,6 +105,8 @@ def training_figures(history: History) -> str:
 
     Where rows were solved, each record is of other rows, and all of them count.
     """
+    if history.rows:
+        return f"On training images that no step has seen: {history.verdict} {NOT_MEASURED}"
     solved = history.ended is Ended.SOLVED
     last = history.records[-max(1, len(history.records) // 10) :] if not solved else history.records
     retain, forget = (

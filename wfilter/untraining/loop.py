@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 
 import torch
 
 from wfilter.core.model import FilteredModel
 from wfilter.data.batches import Batches, InMemory, refuse_no_batches
+from wfilter.untraining.auto import AutoRun
 from wfilter.untraining.history import Ended, History
-from wfilter.untraining.recipes import Linear, Recipe, Reroute, Stepwise, get_recipe
+from wfilter.untraining.recipes import Auto, Linear, Recipe, Reroute, Stepwise, get_recipe
 from wfilter.untraining.reroute import untrain_reroute
 from wfilter.untraining.run import Run, processes
 from wfilter.untraining.solve import untrain_linear
@@ -22,7 +23,7 @@ def untrain(
     train: Batches | InMemory,
     val: Batches | None = None,
     *,
-    recipe: str | Recipe = "distill",
+    recipe: str | Recipe = "auto",
     epochs: int | None = None,
     steps: int | None = None,
     device: str | torch.device | None = None,
@@ -40,12 +41,15 @@ def untrain(
         wf: The filtered model.
         train: Batches ``(images, labels)``, dicts or images alone (the base model's own answer then
             chooses the row), iterable again for each epoch; or an ``InMemory`` set.
-        val: Held-out batches for early stopping, where the recipe asks for it.
-        recipe: ``"distill"``, ``"distill-soft"`` (small models), ``"paper"``, ``"paper-vit"`` or a
-            ``Recipe``; with very many classes and few images of each, ``"linear"``, which is solved
-            and takes no steps. ``"reroute"`` learns no gates: it moves the features of a forgotten
-            class onto other classes, from one pass over ``train``.
-        epochs: Passes over ``train``; one if neither epochs nor steps is given.
+        val: Held-out batches: for early stopping where the recipe asks for it; ``"auto"`` judges
+            rows on them instead of holding out some of ``train``.
+        recipe: ``"auto"`` looks at the model and the images, goes on until every row meets the bar
+            or says which do not (``History.verdict``). Or fixed settings: ``"distill"``,
+            ``"distill-soft"`` (small models), ``"linear"`` (very many classes; solved, no steps),
+            ``"paper"``, ``"paper-vit"``, or a ``Recipe``. ``"reroute"`` learns no gates: it moves
+            the features of a forgotten class onto other classes, from one pass over ``train``.
+        epochs: Passes over ``train``; one if neither epochs nor steps is given. For ``"auto"``, as
+            for ``steps``, the most that it may take; by default it decides.
         steps: Steps in all, whatever the epochs.
         device: Where to run; where the model is by default.
         checkpoint: A file to write every ``checkpoint_every`` steps, and on Ctrl-C.
@@ -84,12 +88,22 @@ def untrain(
         _refuse_options(settings, options)
         with torch.enable_grad():
             return untrain_linear(wf, train, settings, seed=seed, device=device, progress=progress)
-    if not isinstance(settings, Stepwise):
+    for name, value in (("epochs", epochs), ("steps", steps)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+    run: Run | AutoRun
+    if isinstance(settings, Auto):
+        if device is not None:
+            wf.to(device)
+        limit = _limit(train, epochs, steps)
+        run = AutoRun(wf, train, val, settings, seed, limit=limit, amp=amp, compile=compile)
+    elif isinstance(settings, Stepwise):
+        run = Run(wf, train, val, settings, seed)
+        run.plan(epochs, steps, device, amp, compile)
+    else:
         raise TypeError(
             f"recipe={settings.name!r} has no objective. Use Paper, Distill, Linear or Reroute."
         )
-    run = Run(wf, train, val, settings, seed)
-    run.plan(epochs, steps, device, amp, compile)
     keeper = None if checkpoint is None else Keeper(Path(checkpoint), checkpoint_every)
     if resume and keeper is not None:
         keeper.restore(run)
@@ -101,6 +115,15 @@ def untrain(
         if keeper is not None and run.between_steps:
             keeper.store(run)
     return run.finish()
+
+
+def _limit(train: object, epochs: int | None, steps: int | None) -> int | None:
+    """The most steps that may be taken, if there is such a number."""
+    if epochs is None:
+        return steps
+    if not isinstance(train, Sized):
+        raise ValueError("train has no length, so epochs have no number of steps. Pass steps=...")
+    return min(epochs * len(train), steps or epochs * len(train))
 
 
 def _refuse_bad_data(wf: FilteredModel, train: object, val: object) -> None:

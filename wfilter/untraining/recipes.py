@@ -42,25 +42,16 @@ class Seen:
 class Recipe:
     """Everything that decides what untraining does to the alphas, given data and a seed.
 
-    The base of `Paper`, `Distill` and `Linear`, one for each objective.
+    The base of `Paper`, `Distill` and `Linear`, one for each objective, and of `Auto`, which
+    chooses among them.
 
     Attributes:
         name: Shown in histories and reports.
-        lambda_alpha: Weight of the regulariser, the mean of 1 - gate (``Linear``: half the sum of
-            its squares).
-        depth: Share of the targets that are untrained, counted from the output; the others are
-            pinned open.
     """
 
     objective: ClassVar[str]
 
     name: str
-    lambda_alpha: float = 1.0
-    depth: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.depth <= 1:
-            raise ValueError(f"depth={self.depth} is a share of the targets: it must be in (0, 1].")
 
     def __str__(self) -> str:
         return "\n".join(f"{name} = {value!r}" for name, value in self.to_dict().items())
@@ -76,6 +67,9 @@ class Stepwise(Recipe):
     """A recipe that takes steps: what `Paper` and `Distill` share.
 
     Attributes:
+        lambda_alpha: Weight of the regulariser, the mean of 1 - gate.
+        depth: Share of the targets that are untrained, counted from the output; the others are
+            pinned open.
         optimiser: ``"sgd"``, ``"adam"``, or ``"row_adam"``: Adam whose second moment is shared by
             the units of a row, so that units with large gradients move further than others.
         learning_rate: Of the optimiser, on raw alphas.
@@ -93,6 +87,8 @@ class Stepwise(Recipe):
 
     needs_base: ClassVar[bool]  # whether the loss compares with the base model's answers
 
+    lambda_alpha: float = 1.0
+    depth: float = 1.0
     optimiser: str = "sgd"
     learning_rate: float = 100.0
     schedule: str = "constant"
@@ -106,7 +102,7 @@ class Stepwise(Recipe):
     patience: int = 10
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _refuse_bad_depth(self.depth)
         _one_of(self, "optimiser", "sgd", "adam", "row_adam")
         _one_of(self, "schedule", "constant", "cosine")
         _one_of(self, "regulariser", "global", "layer")
@@ -264,6 +260,8 @@ class Linear(Recipe):
     """No steps: which gates to close is solved to first order, see ``wfilter.untraining.solve``.
 
     Attributes:
+        lambda_alpha: Weight of half the sum of squares of 1 - gate.
+        depth: Share of the targets that are untrained, counted from the output.
         margin: How far below all remaining logits together a forgotten one is pushed.
         alike: Images of other classes from which a row learns, too: those that the base model gives
             the highest chance of its class.
@@ -279,13 +277,14 @@ class Linear(Recipe):
     objective: ClassVar[str] = "linear"
 
     lambda_alpha: float = 0.0003
+    depth: float = 1.0
     margin: float = 9.0
     alike: int = 16
     lambda_fisher: float = 3.0
     fisher_images: int = 4000
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _refuse_bad_depth(self.depth)
         if min(self.lambda_alpha, self.lambda_fisher, self.fisher_images) <= 0 or self.alike < 0:
             raise ValueError(
                 f"lambda_alpha={self.lambda_alpha}, lambda_fisher={self.lambda_fisher} and "
@@ -312,18 +311,60 @@ class Reroute(Recipe):
 
     objective: ClassVar[str] = "reroute"
 
-    lambda_alpha: float = 0.0
     shrinkage: float = 0.01
     prior: float = 5.0
     detectors: str = "auto"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _one_of(self, "detectors", "auto", "exact", "ridge", "none")
         if self.shrinkage < 0 or self.prior <= 0:
             raise ValueError(
                 f"shrinkage={self.shrinkage} must not be negative and prior={self.prior} positive."
             )
+
+
+@dataclass(frozen=True)
+class Auto(Recipe):
+    """Chooses by looking: how many layers, which gates, how long; see `wfilter.untraining.auto`.
+
+    Attributes:
+        stages: What to try, in this order, until one meets the bar: ``"hard 0.2, soft 1.0"`` is
+            exact gates on the last fifth of the filtered layers, then soft ones on all;
+            ``"linear"`` solves the rows. Empty: decided by the number of layers and classes.
+        images: Images of each class to look at, those held out included; 0: decided by the number
+            of classes.
+        held_out: Share of these that no step sees, on which rows are judged.
+        steps: Steps of a stage before rows are judged for good; 0: by the number of classes.
+        bar_forget: Most that may be known of the forgotten class, mean over the rows.
+        bar_worst: Most that may be known of any one class.
+        bar_retain: Most that the rows may lose on the other classes, mean over the rows.
+
+    Example:
+        >>> Auto("mine", stages="soft 1.0").bar_worst
+        0.03
+    """
+
+    objective: ClassVar[str] = "auto"
+
+    stages: str = ""
+    images: int = 0
+    held_out: float = 0.2
+    steps: int = 0
+    bar_forget: float = 0.005
+    bar_worst: float = 0.03
+    bar_retain: float = 0.005
+
+    def __post_init__(self) -> None:
+        for name in ("held_out", "bar_forget", "bar_worst", "bar_retain"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is a share: it must be in 0..1.")
+        if self.images < 0 or self.steps < 0:
+            raise ValueError(f"images={self.images} and steps={self.steps} must not be negative.")
+
+
+def _refuse_bad_depth(depth: float) -> None:
+    if not 0 < depth <= 1:
+        raise ValueError(f"depth={depth} is a share of the targets: it must be in (0, 1].")
 
 
 def _one_of(recipe: Recipe, name: str, *allowed: str) -> None:
@@ -359,9 +400,12 @@ LINEAR = Linear("linear")
 # No gates: features of a forgotten class are moved onto others. Measured by
 # `benchmarks/feature_rows.py`; its constants were chosen on held-out training images.
 REROUTE = Reroute("reroute")
+# The default: what the others leave to choose, it chooses by looking at the model and the images.
+AUTO = Auto("auto")
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (PAPER, PAPER_VIT, DISTILL, DISTILL_SOFT, LINEAR, REROUTE)
+    recipe.name: recipe
+    for recipe in (PAPER, PAPER_VIT, DISTILL, DISTILL_SOFT, LINEAR, REROUTE, AUTO)
 }
 
 
@@ -369,8 +413,8 @@ def get_recipe(recipe: str | Recipe) -> Recipe:
     """A recipe by name, or the recipe itself.
 
     Example:
-        >>> get_recipe("paper").lambda_alpha
-        1.0
+        >>> get_recipe("paper").name
+        'paper'
     """
     if isinstance(recipe, Recipe):
         return recipe

@@ -49,6 +49,8 @@ class Run:
         self.best: Tensor | None = None
         self.best_loss, self.bad = math.inf, 0
         self.base_logits: dict[int, Tensor] = {}
+        self.more: dict[str, Tensor] = {}  # further tensors of a checkpoint
+        self.length_matters = recipe.schedule != "constant"
         self.rank, self.world = processes()
         # Weight of the term on features, which takes a path of its own through the model.
         self.deep = recipe.lambda_deep if isinstance(recipe, Distill) else 0.0
@@ -63,9 +65,6 @@ class Run:
         compile: bool,
     ) -> None:
         """Set up what does not change during the run."""
-        for name, value in (("epochs", epochs), ("steps", steps)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
         self._refuse_deep(compile)
         if device is not None:
             self.wf.to(device)

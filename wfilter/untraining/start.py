@@ -7,10 +7,10 @@ import math
 import torch
 
 from wfilter.core.model import FilteredModel
-from wfilter.untraining.recipes import Recipe, Stepwise
+from wfilter.untraining.recipes import Linear, Stepwise
 
 
-def prepare_alphas(wf: FilteredModel, recipe: Recipe) -> None:
+def prepare_alphas(wf: FilteredModel, recipe: Stepwise | Linear) -> None:
     """In place: pin shallow targets open, and start fresh gates where the recipe says.
 
     Example:

@@ -15,6 +15,7 @@ from wfilter.untraining.recipes import Recipe
 from wfilter.untraining.stored import recipe_from
 
 if TYPE_CHECKING:
+    from wfilter.untraining.auto import AutoRun
     from wfilter.untraining.run import Run
 
 
@@ -26,7 +27,7 @@ class Keeper:
     every: int
     _model: dict[str, Any] = field(default_factory=dict)
 
-    def model(self, run: Run) -> dict[str, Any]:
+    def model(self, run: Run | AutoRun) -> dict[str, Any]:
         """What a checkpoint must share with the run: base model, targets and class names."""
         if not self._model:
             names = run.wf.class_names
@@ -37,13 +38,14 @@ class Keeper:
             }
         return self._model
 
-    def store(self, run: Run) -> None:
+    def store(self, run: Run | AutoRun) -> None:
         """Write the run's state in one step."""
         from safetensors.torch import save
 
         tensors = {"alphas": run.wf.alphas.detach()}
         if run.best is not None:
             tensors["best"] = run.best
+        tensors |= {f"more.{key}": value for key, value in run.more.items()}
         for key, value in run.optimiser.state.get(run.wf.alphas, {}).items():
             tensors[f"optimiser.{key}"] = torch.as_tensor(value)
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
@@ -61,7 +63,7 @@ class Keeper:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, save(tensors, metadata={"untrain": json.dumps(facts)}))
 
-    def restore(self, run: Run) -> None:
+    def restore(self, run: Run | AutoRun) -> None:
         """In place: put a run where its checkpoint left it; nothing to do without one."""
         from safetensors import safe_open
 
@@ -89,7 +91,7 @@ class Keeper:
                 "Use the same ones, or another checkpoint file."
             )
         total = facts.get("total", run.total)
-        if run.recipe.schedule != "constant" and total != run.total:
+        if run.length_matters and total != run.total:
             raise ValueError(
                 f"{self.path} belongs to a run of {total} steps,\nthis one has {run.total}: the "
                 "learning rate would not be that of either. Use the same number of steps, or "
@@ -99,6 +101,9 @@ class Keeper:
             run.wf.alphas.copy_(tensors.pop("alphas"))
         best = tensors.pop("best", None)
         run.best = None if best is None else best.to(run.device)
+        run.more = {
+            k.removeprefix("more."): tensors.pop(k) for k in list(tensors) if k[:5] == "more."
+        }
         state = {name.removeprefix("optimiser."): value for name, value in tensors.items()}
         if state:
             on_device = {k: v if k == "step" else v.to(run.device) for k, v in state.items()}

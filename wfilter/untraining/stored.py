@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from wfilter.untraining.recipes import Distill, Linear, Paper, Recipe, Reroute
+from wfilter.untraining.recipes import Auto, Distill, Linear, Paper, Recipe, Reroute
 
 OBJECTIVES: dict[str, type[Recipe]] = {
-    kind.objective: kind for kind in (Paper, Distill, Linear, Reroute)
+    kind.objective: kind for kind in (Paper, Distill, Linear, Reroute, Auto)
 }
 
 # Files of earlier versions list the settings of all objectives. Those of another objective do
