@@ -7,7 +7,8 @@ needs the networks of ``benchmarks/references.py`` (``--references``; by default
 variable ``WFILTER_REFERENCES``, or ``wfilter-references`` in the home folder). Every method and
 class is a JSON line of ``benchmarks/results/audit_mnist.jsonl`` as soon as it is measured; the same
 command, given again, goes on where it stopped. ``--table`` writes ``audit_mnist.md`` from those
-lines, which every run does at its end, too.
+lines, which every run does at its end, too. Where a column was measured again with other settings
+(``--metrics few_shot --relearn-rate 1e-3``), the table has the latest.
 
 Accuracies are of the whole test set; features are probed on ``--sample`` test images and fitted on
 ``--train-sample`` training images, the same number of each class. A method whose name is a rival of
@@ -23,6 +24,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +37,7 @@ from wfilter.metrics import Method
 
 NETWORKS = {"mnist": "cnn-mnist", "cifar10": "cnn_small-cifar"}
 FOLDER = os.environ.get("WFILTER_REFERENCES", Path.home() / "wfilter-references")
+SETTINGS = ("recipe", "steps", "sample", "train_sample", "relearn_rate", "threads")
 METHODS = ("original", "retrained", "wfilter", "logit_mask", "projection")
 
 
@@ -59,9 +62,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=BUDGET.test_images)
     parser.add_argument("--train-sample", type=int, default=BUDGET.train_images)
+    parser.add_argument("--metrics", nargs="+", default=list(METRICS), help="some of an audit's")
+    parser.add_argument("--relearn-rate", type=float, default=BUDGET.relearn_rate)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="only write the table")
     return parser.parse_args()
+
+
+def key(line: dict[str, Any]) -> tuple[Any, ...]:
+    """What a line measures: its method, class, seed and metrics."""
+    return (line["method"], line["class"], line["seed"], *line.get("metrics", METRICS))
 
 
 class Runs:
@@ -85,29 +95,31 @@ class Runs:
         return zoo.load_weights(model, self.path(suffix)).eval()
 
     def run(self) -> None:
-        done = {(x["method"], x["class"], x["seed"]) for x in read_lines(self.lines)}
+        done = {key(line) for line in read_lines(self.lines)}
         for row in self.args.classes:
             if not self.path(f"-without{row}").exists():
                 print(f"no network without class {row} yet: left out", flush=True)
                 continue
             for method in self.args.methods:
-                if (method, row, self.args.seed) not in done:
+                if (method, row, self.args.seed, *self.args.metrics) not in done:
                     self.measure(method, row)
 
     def measure(self, name: str, row: int) -> None:
         """One method on one class, as a JSON line."""
         args, began = self.args, time.perf_counter()
-        budget = replace(BUDGET, test_images=args.sample, train_images=args.train_sample)
+        sizes = {"test_images": args.sample, "train_images": args.train_sample}
+        budget = replace(BUDGET, **sizes, relearn_rate=args.relearn_rate)
         problem = problem_of(
             self.base, self.test, self.train, row, self.base, budget, seed=args.seed
         )
         method = self.make(name, row)
-        report = report_on(method, problem, METRICS)
+        report = report_on(method, problem, args.metrics)
         report = replace(report, facts={**report.facts, "images": image_counts(problem)})
         took = round(time.perf_counter() - began, 1)
-        settings = {k: str(v) for k, v in vars(args).items() if k not in ("classes", "methods")}
+        settings = {name: getattr(args, name) for name in SETTINGS}
         line = {"benchmark": "audit", "dataset": args.dataset, "network": self.network}
         line |= {"method": name, "class": row, "seed": args.seed, "seconds": took}
+        line |= {"metrics": args.metrics}
         line |= {"settings": settings, "report": json.loads(report.to_json())}
         append_line(self.lines, {**line, **origin()})
         print(f"{name} {row}: {took} s", flush=True)
@@ -145,12 +157,26 @@ class Runs:
         return self.filtered
 
 
+def latest(reports: list[Report]) -> list[Report]:
+    """The reports without the columns that a later one measured again, for all methods alike."""
+    kept: list[Report] = []
+    defined: dict[str, Any] = {}
+    for report in reversed(reports):
+        for column in report.columns:
+            defined.setdefault(column.name, column)
+        same = {c.name for c in report.columns if defined[c.name] == c}
+        rows = {m: {n: c for n, c in row.items() if n in same} for m, row in report.rows.items()}
+        columns = tuple(c for c in report.columns if c.name in same)
+        kept.append(replace(report, columns=columns, rows=rows))
+    return kept[::-1]
+
+
 def write_table(lines: Path, dataset: str) -> None:
     """The tables and verdicts of all stored lines."""
     stored = read_lines(lines)
     if not stored:
         return
-    parts = [Report.from_json(json.dumps(line["report"])) for line in stored]
+    parts = latest([Report.from_json(json.dumps(line["report"])) for line in stored])
     images: dict[str, dict[int, int]] = {}
     for part in parts:
         for kind, counts in part.facts["images"].items():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -68,6 +69,25 @@ def test_a_model_that_forgot_nothing_is_still_known():
     ).verdict("model", FORGET)
     assert hidden.said == "hidden at the output only"
     assert "original" in hidden.because[0]
+
+
+def test_what_was_not_measured_cannot_be_as_if_never_learned():
+    whole = found().report
+    rows = {m: {n: c for n, c in row.items() if "shot" not in n} for m, row in whole.rows.items()}
+    said = Audit(replace(whole, rows=rows)).verdict("another retrained", FORGET)
+    assert str(said) == (
+        "nothing found, but not all was measured (without relearning from few images)"
+    )
+
+
+def test_the_audit_is_a_section_of_the_page_of_a_filtered_model(tmp_path):
+    wf = wfilter.apply_weight_filtering(copy.deepcopy(digits.trained_cnn()))
+    options = {"per_class": 2, "curve_images": 1, "steps": 1, "classes": [FORGET]}
+    batches = digits.batches(digits.data()[1])
+    page = wfilter.page.write_page(wf, batches, tmp_path / "a.html", audit=found(), **options)
+    ids = re.findall(r'\bid="([^"]+)"', page.read_text())
+    assert len(ids) == len(set(ids))
+    assert "Verdicts" in page.read_text()
 
 
 def test_every_share_has_a_standard_error_that_falls_with_more_images():

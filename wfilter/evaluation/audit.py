@@ -90,7 +90,7 @@ class Audit:
     def to_markdown(self) -> str:
         """The verdicts, then the report's tables and definitions."""
         return (
-            f"### Verdicts\n\n{piped(self._grid())}\n\n{RULE}\n\n"
+            f"### Verdicts\n\n{piped(self._grid(), left=(0, 1, 2))}\n\n{RULE}\n\n"
             f"### The worst class of each column\n\n{piped(self.worst())}\n\n"
             f"{self.report.to_markdown()}"
         )

@@ -144,8 +144,8 @@ def aligned(grid: list[list[str]], left: Sequence[int] = (0,)) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def piped(grid: list[list[str]]) -> str:
-    """A Markdown table; the first line is its header.
+def piped(grid: list[list[str]], left: Sequence[int] = (0,)) -> str:
+    """A Markdown table; the first line is its header, columns in ``left`` are to the left.
 
     Example:
         >>> print(piped([["method", "Acc_f"], ["ours", "0.0"]]))
@@ -154,7 +154,7 @@ def piped(grid: list[list[str]]) -> str:
         | ours | 0.0 |
     """
     header, *lines = [[cell.replace("|", r"\|") for cell in line] for line in grid]
-    rule = ["---", *["---:"] * (len(header) - 1)]
+    rule = ["---" if place in left else "---:" for place in range(len(header))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
 
 

@@ -23,6 +23,7 @@ Said: TypeAlias = Literal[
     "hidden at the output only",
     "still known",
     "weaker in the features, no reference to compare with",
+    "nothing found, but not all was measured",
 ]
 
 
@@ -47,7 +48,10 @@ RULE = (
     "errors) above the retrained model's, or above chance where there is none; *as if never "
     f"learned* where besides none of {', '.join(FEATURES)} and of the accuracies after relearning "
     "from few images is that far above the retrained model's; *hidden at the output only* in "
-    "between, with the numbers that betray it."
+    "between, with the numbers that betray it. Where one of them was not measured, a class "
+    "cannot be as if never learned. A verdict is about the model as it is handed out (a "
+    "filtered one with its gates folded in) and about these attacks: who also has the original has "
+    "everything, and a stronger attack may find more."
 )
 
 
@@ -79,7 +83,19 @@ def verdict(report: Report, method: str, row: int) -> Verdict | None:
         return Verdict("hidden at the output only", tuple(betrayed))
     if bar is None:
         return Verdict("weaker in the features, no reference to compare with")
+    lacking = _lacking(report, (method, bar), asked, row)
+    if lacking:
+        return Verdict("nothing found, but not all was measured", (f"without {lacking}",))
     return Verdict("as if never learned")
+
+
+def _lacking(report: Report, methods: Sequence[str], asked: Sequence[str], row: int) -> str:
+    """What was not measured and must be before a class counts as never learned."""
+    known = [c for c in asked if all(report.of_class(m, c, row) is not None for m in methods)]
+    missing = [c for c in FEATURES if c not in known]
+    if not any(c.endswith(RELEARNED) for c in known):
+        missing.append("relearning from few images")
+    return ", ".join(missing)
 
 
 def _above(

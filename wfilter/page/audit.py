@@ -41,7 +41,7 @@ def write_audit(audit: Audit, path: str | Path, *, title: str = "") -> Path:
 def audit_section(audit: Audit, folder: Path) -> str:
     """The audit as sections of a page; pictures are drawn in ``folder`` first."""
     report = audit.report
-    verdicts = html.table(["method", "class", "verdict"], audit.lines())
+    verdicts = html.table(["method", *map(report.name_of, report.classes)], _said(audit))
     worst = audit.worst()
     panels = [
         (report.name_of(row), _panel(audit, row, folder / f"audit-{row}.svg"))
@@ -49,10 +49,16 @@ def audit_section(audit: Audit, folder: Path) -> str:
     ]
     return (
         f"<section><h2>Verdicts</h2>{verdicts}<p>{escape(RULE.replace('*', ''))}</p></section>"
-        f"<section><h2>One class at a time</h2>{html.tabs(panels, 'class')}</section>"
+        f"<section><h2>One class at a time</h2>{html.tabs(panels, 'class', 'audit-')}</section>"
         f"<section><h2>The worst class of each column</h2>{html.table(worst[0], worst[1:])}"
         f"</section>{_tables(audit)}"
     )
+
+
+def _said(audit: Audit) -> list[list[str]]:
+    """A line for each method: its verdict on every class, the reasons left to the panels."""
+    found = {m: [audit.verdict(m, row) for row in audit.report.classes] for m in audit.methods}
+    return [[m, *("-" if v is None else v.said for v in said)] for m, said in found.items()]
 
 
 def _panel(audit: Audit, row: int, path: Path) -> str:
@@ -69,11 +75,11 @@ def _panel(audit: Audit, row: int, path: Path) -> str:
     name = report.name_of(row)
     drawn = {name: methods for name, methods in shares.items() if methods}
     if not drawn:
-        return f"<h3>{escape(name)}</h3>{words}"
+        return words
     picture = html.inline_svg(
         plots.audit_plot(drawn, path), f"a{row}", f"what attacks find of {name}"
     )
-    return f"<h3>{escape(name)}</h3>{words}{html.figure(picture, BARS)}"
+    return f"{words}{html.figure(picture, BARS)}"
 
 
 def _tables(audit: Audit) -> str:

@@ -111,8 +111,10 @@ def facts_list(facts: Mapping[str, object]) -> str:
     return f"<dl>{items}</dl>"
 
 
-def tabs(panels: Sequence[tuple[str, str]], label: str) -> str:
+def tabs(panels: Sequence[tuple[str, str]], label: str, key: str = "") -> str:
     """Named panels of which one is shown: a row of tabs, or a list when there are many.
+
+    ``key`` begins the ids, so that a page can have several rows of tabs.
 
     Example:
         >>> "option" in tabs([("cat", "a"), ("dog", "b")], "class")
@@ -125,13 +127,13 @@ def tabs(panels: Sequence[tuple[str, str]], label: str) -> str:
         control = f'<label class="pick">{escape(label)} <select>{options}</select></label>'
     else:
         buttons = "".join(
-            f'<button role="tab" id="tab-{i}" aria-controls="panel-{i}" '
+            f'<button role="tab" id="{key}tab-{i}" aria-controls="{key}panel-{i}" '
             f'aria-selected="{"false" if i else "true"}">{name}</button>'
             for i, name in enumerate(names)
         )
         control = f'<div role="tablist" aria-label="{escape(label)}">{buttons}</div>'
     bodies = "".join(
-        f'<div role="tabpanel" class="panel" id="panel-{i}" aria-label="{name}">'
+        f'<div role="tabpanel" class="panel" id="{key}panel-{i}" aria-label="{name}">'
         f"<h3>{name}</h3>{body}</div>"
         for i, (name, (_, body)) in enumerate(zip(names, panels))
     )

@@ -12,7 +12,9 @@ from wfilter import explain, metrics
 from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
 from wfilter.data.images import ImageSet
+from wfilter.evaluation.audit import Audit
 from wfilter.page import html
+from wfilter.page.audit import audit_section
 from wfilter.page.maker import Maker, percent
 from wfilter.page.overview import accuracies, all_classes, shared
 from wfilter.page.panel import panel
@@ -41,6 +43,7 @@ def write_page(
     per_class: int = 50,
     curve_images: int = 10,
     steps: int = 20,
+    audit: Audit | None = None,
 ) -> Path:
     """Measure a filtered model on some images and write one HTML file with all that it shows.
 
@@ -57,6 +60,7 @@ def write_page(
         per_class: Images of each class for accuracies and pictures, the first of the data.
         curve_images: How many of them for insertion and deletion, which cost most.
         steps: Of insertion and deletion.
+        audit: Of the same model (`wfilter.audit`), to be shown on the page, too.
 
     Returns:
         The path.
@@ -95,6 +99,7 @@ def write_page(
                 + "</section>",
                 all_classes(make, history),
                 shared(make),
+                "" if audit is None else audit_section(audit, Path(folder)),
                 "<footer>A run-time filter hides a class, it does not erase it: whoever holds the "
                 "weights can open the gates.</footer>",
             ]

@@ -30,7 +30,7 @@ def audit_plot(
     methods = list(dict.fromkeys(m for column in shares.values() for m in column))
     own = [m for m in methods if m not in COLOURS]
     colours = COLOURS | dict(zip(own, [BLUE, *PALETTE[2:]]))
-    height, thick = 0.9 + 0.16 * len(shares) * (len(methods) + 1), 1 / (len(methods) + 1)
+    height, thick = 0.9 + 0.11 * len(shares) * (len(methods) + 1), 1 / (len(methods) + 1)
     with drawing(path, WIDTH, height) as (_, axes):
         for i, method in enumerate(methods):
             known = [(j, column.get(method)) for j, column in enumerate(shares.values())]
@@ -46,5 +46,5 @@ def audit_plot(
         axes.set_yticks([j + middle for j in range(len(shares))], list(shares))
         axes.invert_yaxis()
         axes.set(xlabel="%", xlim=(0, 102), title=title)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.9 / height), ncols=3, fontsize=9)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=9)
     return Path(path)
