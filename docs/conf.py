@@ -26,6 +26,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "wfilter"
 html_show_sphinx = False
+html_extra_path = ["atlas.html"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
