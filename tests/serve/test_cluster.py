@@ -289,3 +289,41 @@ def test_killed_replica_loses_no_request_silently_and_comes_back(server, engine)
     assert victim not in server.replicas()
     for tenant in server.book.tokens:
         assert server.client(tenant).classify(IMAGES[0])["tenant"] == tenant
+
+
+def test_metrics_are_exported_through_ray(server):
+    server.client("bank").classify(IMAGES[0])
+    ports = listening(server.descendants(b"DashboardAgent"))
+    end, found = time.monotonic() + 60, ""
+    while time.monotonic() < end and "ray_wfilter_requests" not in found:
+        found = "".join(map(scraped, ports))
+        time.sleep(1)
+    assert re.search(r'ray_wfilter_requests[^\n]*tenant="bank"', found)
+    assert "ray_wfilter_batch_size" in found
+
+
+def listening(processes) -> list[int]:
+    """TCP ports that these processes listen on."""
+    sockets = set()
+    for pid in processes:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
+    lines = [
+        x.split()
+        for name in ("tcp", "tcp6")
+        for x in Path(f"/proc/net/{name}").read_text().splitlines()
+    ]
+    return [
+        int(x[1].rpartition(":")[2], 16)
+        for x in lines
+        if x[3] == "0A" and f"socket:[{x[9]}]" in sockets
+    ]
+
+
+def scraped(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+            return reply.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return ""

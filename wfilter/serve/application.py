@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 LOOPBACK = "127.0.0.1"
+TRIES = 3
 
 
 class Server:
@@ -128,19 +129,33 @@ def start(settings: Settings, host: str = LOOPBACK, port: int = 8000) -> None:
     from ray import serve
 
     if not ray.is_initialized():
-        ray.init(
-            "local",
-            num_cpus=max(settings.replicas, os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address=LOOPBACK,
-        )
+        _start_ray(settings.replicas)
     serve.start(
         http_options={"host": host, "port": port, "request_timeout_s": 2 * settings.answer_seconds},
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )
     serve.run(bind(settings), name="wfilter", route_prefix="/")
+
+
+def _start_ray(replicas: int) -> None:
+    """Ray gives a node 30 seconds to start, which a busy machine may miss: then once more."""
+    import ray
+
+    for attempt in range(TRIES):
+        try:
+            ray.init(
+                "local",
+                num_cpus=max(replicas, os.cpu_count() or 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=LOOPBACK,
+            )
+            return
+        except Exception as error:  # Ray raises it bare
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt == TRIES - 1:
+                raise RuntimeError(f"Ray did not start: {error}") from error
 
 
 def stop() -> None:
