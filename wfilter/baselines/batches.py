@@ -98,9 +98,10 @@ class Task:
                 yield x[:batch_size].to(self.device), y[:batch_size].to(self.device)
         if sum(map(len, labels)):
             yield torch.cat(images).to(self.device), torch.cat(labels).to(self.device)
-        self._check_seen(seen)
+        self.check_seen(seen)
 
-    def _check_seen(self, seen: set[int]) -> None:
+    def check_seen(self, seen: set[int]) -> None:
+        """Refuse training images without some of every class to forget and some to retain."""
         missing = sorted(set(self.classes) - seen)
         if missing or not seen - set(self.classes):
             raise ValueError(

@@ -68,9 +68,8 @@ def cse(
         raise ValueError(f"coverage={coverage} is outside 0 < coverage <= 1.")
     task = Task.of(model, forget, train)
     features, labels = collect_features(model, task.train)
+    task.check_seen(set(labels.tolist()))
     forgotten = task.is_forgotten(labels)
-    if forgotten.all() or not forgotten.any():
-        list(task.all())  # says which classes the training set lacks
     scores = salience(features[forgotten], features[~forgotten])
     order = scores.argsort(descending=True)
     needed = int((scores[order].cumsum(0) < coverage * scores.sum()).sum()) + 1

@@ -30,7 +30,7 @@ def negative_gradients(
 
     The loss is w * CE(retain) - (1 - w) * CE(forget). With w = 0 it is that of Golatkar et al.,
     arXiv 1911.04933, one of the paper's baselines, whose settings it does not give; with w > 0 it
-    is NegGrad+ of Kurmanji et al., arXiv 2302.09880 (their w is 0.95 to 0.9999). Ascent speeds up
+    has the loss of `neggrad_plus`, which trains longer and as its paper does. Ascent speeds up
     as it goes, has no end of its own and ruins the model, so we clip the gradient and stop early.
     BatchNorm statistics stay frozen.
 
