@@ -5,13 +5,15 @@
         --references ~/wfilter-references
     python benchmarks/feature_rows.py imagenet --model timm:vit_tiny_patch16_224
     python benchmarks/feature_rows.py imagenet --model torchvision:resnet18
+    python benchmarks/feature_rows.py speed --model wfilter:resnet18-cifar
     python benchmarks/feature_rows.py table
 
 ``judge`` runs the attacks of ``attacks.py`` on every class: under a logit mask, under the feature
 row, under the row folded into two linear layers, and on a network trained without the class where
 ``--references`` has one (``NAME-s0.safetensors`` and ``NAME-s0-without3.safetensors``, ...). Rows
 are fitted on the first ``--images`` training images, and so are the probes; figures are of the
-whole test set. ``imagenet`` fits on three images of each class and is judged on k0. Features of a
+whole test set. ``imagenet`` fits on three images of each class and is judged on k0. ``speed`` times
+a mixed batch with and without rows in turn, in CPU seconds of the process. Features of a
 network are kept in ``--cache``. Data and weights come from WFILTER_DATA; lines go to
 ``benchmarks/results/feature_rows.jsonl``.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import hashlib
 import os
 import statistics
@@ -32,11 +35,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import wfilter
 from attacks import View, judge
 from common import RESULTS, append_line, origin, read_lines
 from feature_rows_table import write_table
 from wfilter import data, metrics, zoo
 from wfilter.core.feature_rows import FeatureRows
+from wfilter.untraining.recipes import Reroute
 from wfilter.untraining.reroute import FeatureStatistics, fit_rows
 
 FILE = RESULTS / "feature_rows.jsonl"
@@ -49,6 +54,8 @@ def main() -> None:
         write_table(read_lines(FILE), RESULTS / "feature_rows.md")
     elif args.command == "judge":
         judge_all(args)
+    elif args.command == "speed":
+        time_rows(args)
     else:
         judge_imagenet(args)
 
@@ -58,7 +65,10 @@ def parse_arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     judging, many = commands.add_parser("judge"), commands.add_parser("imagenet")
     commands.add_parser("table")
-    for command in (judging, many):
+    timing = commands.add_parser("speed")
+    timing.add_argument("--batch-size", type=int, default=32)
+    timing.add_argument("--repeats", type=int, default=21)
+    for command in (judging, many, timing):
         command.add_argument("--model", required=True)
         command.add_argument("--cache", type=Path, default=Path.home() / ".cache/wfilter-features")
     judging.add_argument("--data", required=True)
@@ -216,6 +226,46 @@ def retrained(
     (train, labels, _), (test, test_labels, _) = found["train"], found["test"]
     view = View(forget, train, labels, test, test_labels, head(train), head(test))
     return view, partial(copy.deepcopy, head)
+
+
+# ---- what it costs ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def time_rows(args: argparse.Namespace) -> None:
+    """CPU time of a mixed batch with rows over that without, the two in turn; one line."""
+    model, _ = network(args.model, args)
+    facts = zoo.input_facts(args.model)
+    images = torch.rand(args.batch_size, facts.channels, facts.size, facts.size)
+    wf = wfilter.apply_weight_filtering(model, example_input=images[:1])
+    labels = torch.arange(args.batch_size) % wf.num_classes
+    many = wfilter.InMemory(torch.rand(4 * wf.num_classes, *images.shape[1:]), batch_size=20)
+    many = dataclasses.replace(many, labels=torch.arange(len(many.images)) % wf.num_classes)
+    wfilter.untrain(wf, many, recipe=Reroute("speed", detectors="ridge"))
+    rows = wf.feature_rows
+    wf.pin_open([])  # gates act as ever: what is timed is what the rows add to them
+    spent: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(args.repeats):
+        for with_rows in (True, False):
+            wf.feature_rows = rows if with_rows else None
+            start = time.process_time()
+            wf(images, forget=labels)
+            spent[with_rows].append(time.process_time() - start)
+    ratios = [a / b for a, b in zip(spent[True], spent[False])]
+    line = {"benchmark": "feature_rows", "model": args.model, "method": "speed"}
+    line |= {"batch_size": args.batch_size, "repeats": args.repeats}
+    line |= {"ratio_median": round(statistics.median(ratios), 4)}
+    line |= {
+        "ratio_of_medians": round(
+            statistics.median(spent[True]) / statistics.median(spent[False]), 4
+        )
+    }
+    line |= {
+        "milliseconds": round(1e3 * statistics.median(spent[False]), 1),
+        "row_megabytes": megabytes(rows),
+    }
+    append_line(FILE, {**line, **origin()})
+    print(line)
 
 
 # ---- a thousand classes -----------------------------------------------------------------------

@@ -51,8 +51,9 @@ def one_model(lines: list[dict[str, Any]]) -> list[str]:
         f"their forward ({first['forward_cpu_seconds']} CPU seconds)."
     )
     bar = {line["forget"] for line in lines if line["method"] == "retrained"}
-    parts = [heading, means(lines, {line["forget"] for line in lines}, "all classes")]
-    if bar:
+    every = {line["forget"] for line in lines}
+    parts = [heading, means(lines, every, "the classes measured")]
+    if bar and bar != every:
         parts.append(means(lines, bar, "classes with a network trained without them"))
     names = ["linear_probe", "auc", "nearest_mean", "20_nn", "mlp_probe", "acc_r"]
     return [*parts, by_class(lines, names)]
@@ -62,8 +63,10 @@ def means(lines: list[dict[str, Any]], classes: set[int], title: str) -> str:
     rows = []
     for method, words in METHODS.items():
         mine = [x for x in lines if x["method"] == method and x["forget"] in classes]
-        if len(mine) < len(classes):
+        if not mine:
             continue
+        if len(mine) < len(classes):
+            words += f" (classes {', '.join(str(x['forget']) for x in mine)} only)"
         cells = [
             f"{statistics.mean(x[k] for x in mine):.1f}" if all(k in x for x in mine) else "-"
             for k in FIGURES

@@ -261,3 +261,13 @@ def test_settings_that_steer_steps_are_refused():
 def test_the_recipe_comes_back_from_its_settings():
     recipe = Reroute("mine", prior=2.0)
     assert recipe_from(recipe.to_dict()) == recipe
+
+
+def test_evaluate_looks_at_the_rerouted_features_not_at_those_of_a_baked_copy():
+    wf, images, labels = trained()
+    data = [(images, labels)]
+    before = wfilter.evaluate(wf, data, train=data, metrics=["probe"])
+    wfilter.untrain(wf, data, recipe="reroute")
+    after = wfilter.evaluate(wf, data, train=data, metrics=["probe"])
+    assert before.value("wfilter", "probe f") > 0.9
+    assert after.value("wfilter", "probe f") < 0.5

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 from wfilter.data.checks import check_logits
 from wfilter.data.reading import read, take
 from wfilter.metrics.cells import RowScores
@@ -203,8 +205,8 @@ class Problem:
         """
         key = (method.name, None if method.shared else row)
         if key not in self._seen:
-            model = method.model(row)
-            self._seen[key] = (look(model, self.train[0]), look(model, self.test[0]))
+            see = _rerouted(method.filtered, row) or partial(look, method.model(row))
+            self._seen[key] = (see(self.train[0]), see(self.test[0]))
             while len(self._seen) > 1 and self._kept_numbers() > ROOM:
                 del self._seen[next(iter(self._seen))]
         seen: tuple[Seen, Seen] = self._seen[key]
@@ -213,6 +215,21 @@ class Problem:
     def _kept_numbers(self) -> int:
         both = (part for pair in self._seen.values() for part in pair)
         return sum(part.logits.numel() + part.features.numel() for part in both)
+
+
+def _rerouted(wf: FilteredModel | None, row: int) -> Callable[[Tensor], Seen] | None:
+    """How to look at a model with feature rows, of which a baked one has only a linear part."""
+    if wf is None or wf.feature_rows is None:
+        return None
+
+    @torch.no_grad()
+    def see(images: Tensor) -> Seen:
+        parts = [part.to(wf.alphas.device) for part in torch.split(images, PAIRS)]
+        logits = torch.cat([logits_of(wf(part, forget=row)).float().cpu() for part in parts])
+        features = torch.cat([wf.features(part, forget=row).float().cpu() for part in parts])
+        return Seen(logits, features)
+
+    return see
 
 
 @torch.no_grad()
