@@ -32,6 +32,7 @@ import wfilter
 from common import RESULTS, append_line, origin, read_lines
 from wfilter import Audit, Report, baselines, data, zoo
 from wfilter.evaluation.audit import BUDGET, METRICS, image_counts, problem_of
+from wfilter.evaluation.render import number
 from wfilter.evaluation.run import report_on
 from wfilter.metrics import Method
 
@@ -186,15 +187,39 @@ def write_table(lines: Path, dataset: str) -> None:
     commands = "\n".join(
         f"    {command}" for command in dict.fromkeys(x["command"] for x in stored)
     )
-    head = HEAD.format(dataset=dataset, network=stored[0]["network"], commands=commands)
-    lines.with_suffix(".md").write_text(head + Audit(whole).to_markdown() + PUBLISHED[dataset])
+    classes = ", ".join(map(whole.name_of, whole.classes))
+    head = HEAD.format(
+        dataset=dataset, network=stored[0]["network"], commands=commands, classes=classes
+    )
+    text = head + Audit(whole).to_markdown() + where_we_lose(whole) + PUBLISHED[dataset]
+    lines.with_suffix(".md").write_text(text)
+
+
+def where_we_lose(report: Report) -> str:
+    """Every column with a direction in which another method, on the same classes, beats ours."""
+    lost = []
+    for column in report.columns:
+        ours = report.value("wfilter", column.name)
+        if ours is None or column.better not in ("higher", "lower"):
+            continue
+        sign = 1 if column.better == "higher" else -1
+        others = {m: report.value(m, column.name) for m in report.methods}
+        better = [
+            f"{method} ({number(value, column.kind)})"
+            for method, value in others.items()
+            if value is not None and method not in ("original", "wfilter", "random network")
+            if sign * (value - ours) > 0
+        ]
+        if better:
+            lost.append(f"- {column.name}: {number(ours, column.kind)}, {', '.join(better)}")
+    return "\n### Where wfilter loses, and to whom\n\n" + "\n".join(lost) + "\n"
 
 
 HEAD = """# Audit on {dataset}, {network}
 
-Every number is of the class that was forgotten, mean over the classes named below, beside that of a
-network retrained from scratch without it. ± is the standard error over images, not over trainings.
-Made by
+Measured so far: class {classes}. Every number is of the class that was forgotten, mean over these
+classes, beside that of a network retrained from scratch without it. ± is the standard error over
+images, not over trainings. Made by
 
 {commands}
 
