@@ -126,22 +126,26 @@ def lower(setting: Setting, wf: wfilter.FilteredModel) -> list[Row]:
             wf.compile(backend=gpu.backend, fullgraph=True)
         else:
             forward = torch.compile(wf, backend=gpu.backend, fullgraph=True)
-        rows = [_watched("base", lambda: forward(images), gpu.graphs, None)]
+        rows = [_watched("base", lambda: forward(images), None)]
         for forget, value in wanted.items():
             if isinstance(value, int) and forward is not wf:
                 continue  # a Python number is a constant of that graph: one for each class
             call = lambda: forward(images, forget=value)  # noqa: E731, B023
-            rows.append(_watched(forget, call, gpu.graphs, wf.alphas.shape[1]))
+            rows.append(_watched(forget, call, wf.alphas.shape[1]))
     return _against_the_first(rows)
 
 
-def _watched(forget: str, call: Callable[[], Any], graphs: list[Lowered], units: int | None) -> Row:
-    """The graphs that one call runs, and what it does outside of them."""
+def _watched(forget: str, call: Callable[[], Any], units: int | None) -> Row:
+    """The graphs that one call runs, and what it does outside of the forward's, the last one."""
     call()
     with Outside() as outside:
         call()
-    # A call that needed no new graph runs those of the last one.
-    return _row(forget, outside.graphs, units, outside)
+    row = _row(forget, outside.graphs, units, outside)
+    before = outside.graphs[:-1]  # a graph of its own makes the gates
+    made = sum(len(graph.triton) + len(graph.library) for graph in before)
+    row.kernels, row.library_calls = len(outside.graphs[-1].triton), len(outside.graphs[-1].library)
+    row.kernels_outside += made
+    return row
 
 
 def _training(setting: Setting, wf: wfilter.FilteredModel) -> list[Row]:

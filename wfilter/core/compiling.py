@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The two forwards through ``torch.compile``: of a mixed batch, and of the base model."""
+    """The two forwards through ``torch.compile``: of a mixed batch, and of the base model.
+
+    ``gates`` makes the gates of a mixed batch, for labels and sets alike, before its forward.
+    """
 
     gated: Callable[..., Any]
     plain: Callable[..., Any]
+    gates: Callable[[Tensor], Tensor]
 
 
 def has_compiler() -> bool:
@@ -51,7 +55,17 @@ def compile_forwards(
     def plain(*inputs: Any, **named: Any) -> Any:
         return wf.base(*inputs, **named)
 
-    return Compiled(torch.compile(gated, *args, **kwargs), torch.compile(plain, *args, **kwargs))
+    made = wf.mixed_gates
+    if wf.alphas.device.type != "cpu":  # one kernel instead of five; a CPU has none to launch
+        made = torch.compile(wf.mixed_gates, *args, **kwargs)
+
+    def gates(forget: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and wf.alphas.requires_grad:
+            return wf.mixed_gates(forget)  # no graph has row-sparse gradients
+        return made(forget)
+
+    forwards = torch.compile(gated, *args, **kwargs), torch.compile(plain, *args, **kwargs)
+    return Compiled(*forwards, gates)
 
 
 def one_graph() -> AbstractContextManager[None]:

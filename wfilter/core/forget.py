@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wfilter.core.gates import class_index, readable
+from wfilter.core.gates import class_index, readable, set_vector
 
 Forget = Union[
     None,
@@ -83,9 +83,7 @@ def per_sample(wanted: Rows | Tensor, batch: int, num_classes: int, device: torc
         return wanted.to(device, non_blocking=True)
     if len(wanted) == 1:
         return torch.full((batch,), wanted[0], device=device)
-    chosen = torch.zeros(num_classes, dtype=torch.bool, device=device)
-    chosen[list(wanted)] = True
-    return chosen.expand(batch, -1)
+    return set_vector(wanted, num_classes, device).expand(batch, -1)
 
 
 def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:

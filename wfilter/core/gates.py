@@ -7,6 +7,7 @@ of a mixed batch are one gather (or one matrix product for sets) and one sigmoid
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -69,14 +70,17 @@ def label_gates(
                 [1.0000, 1.0000, 1.0000]])
     """
     nothing = labels == -1
-    index = torch.where(nothing, 0, labels)
-    # Runtimes of exported graphs count negative indices from the end; none refuses this one less.
-    index = torch.where(index < 0, len(alphas), index)
+    index = labels + nothing  # row 0 stands in for -1: its values are replaced below
+    if torch.compiler.is_compiling():
+        # Runtimes of exported graphs count other negative indices from the end instead of refusing.
+        index = torch.where(index < 0, len(alphas), index)
     rows = F.embedding(index, alphas, sparse=sparse)
+    # In place (nobody else holds the rows), so that a device has two kernels less to launch.
+    rows.masked_fill_(nothing.unsqueeze(-1), HARD)
     gates = torch.sigmoid(rows)
     if hard:
         gates = _straight_through(gates, rows > 0)
-    return torch.where(nothing.unsqueeze(-1), 1.0, gates)
+    return made_once(gates)
 
 
 def set_gates(alphas: Tensor, sets: Tensor, *, hard: bool = False) -> Tensor:
@@ -90,10 +94,60 @@ def set_gates(alphas: Tensor, sets: Tensor, *, hard: bool = False) -> Tensor:
                 [1.0000, 1.0000, 1.0000]])
     """
     chosen = sets.to(alphas.dtype)
-    gates = torch.exp(chosen @ F.logsigmoid(alphas))
-    if hard:
-        gates = _straight_through(gates, chosen @ (alphas <= 0).to(alphas.dtype) == 0)
-    return gates
+    with _full_precision(alphas):
+        gates = torch.exp(chosen @ F.logsigmoid(alphas))
+        if hard:
+            gates = _straight_through(gates, chosen @ (alphas <= 0).to(alphas.dtype) == 0)
+    return made_once(gates)
+
+
+def row_gates(alphas: Tensor, rows: Sequence[int], *, hard: bool = False) -> Tensor:
+    """Gates ``(total_units,)`` of one class or set, without a look at the other rows.
+
+    The rows are known to Python, so that no device is waited for.
+
+    Example:
+        >>> row_gates(torch.zeros(5, 3), [1]), row_gates(torch.zeros(5, 3), [1, 4])
+        (tensor([0.5000, 0.5000, 0.5000]), tensor([0.2500, 0.2500, 0.2500]))
+    """
+    if len(rows) == 1:
+        (row,) = rows
+        gates, is_open = torch.sigmoid(alphas[row]), alphas[row] > 0
+    else:
+        chosen = alphas.index_select(0, _sent(torch.tensor(rows, dtype=torch.int64), alphas))
+        gates, is_open = F.logsigmoid(chosen).sum(0).exp(), (chosen > 0).all(0)
+    return _straight_through(gates, is_open) if hard else gates
+
+
+def set_vector(rows: Sequence[int], num_classes: int, device: torch.device) -> Tensor:
+    """The bool vector ``(num_classes,)`` of a set, made on the CPU and sent without a wait."""
+    chosen = torch.zeros(num_classes, dtype=torch.bool)
+    chosen[list(rows)] = True
+    return chosen.to(device, non_blocking=True)
+
+
+def _sent(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.device, non_blocking=True)
+
+
+def _full_precision(alphas: Tensor) -> AbstractContextManager[object]:
+    """Inside, no autocast: a closed gate's logarithm would be -inf, and 0 * -inf is NaN."""
+    kind = alphas.device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def made_once(values: Tensor) -> Tensor:
+    """The same values; in a graph that needs no gradient, written to memory before their uses.
+
+    Inductor would otherwise compute them again in every kernel that reads a part of them. It has to
+    give ``as_strided`` a buffer.
+    """
+    graph = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    if not graph or values.requires_grad:
+        return values
+    return values.as_strided(values.shape, values.stride())
 
 
 def _straight_through(gates: Tensor, is_open: Tensor) -> Tensor:

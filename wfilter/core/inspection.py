@@ -31,6 +31,7 @@ class Finding:
     by: str
     layout: Layout | None
     why: str
+    attended: bool = False  # attention reads parts of the output as they are
 
     @property
     def path(self) -> str:
@@ -123,21 +124,41 @@ def make_sites(
     findings: Sequence[Finding] | None = None,
     pinned: frozenset[int] = frozenset(),
 ) -> dict[int, Site]:
-    """Identity of each target's tensor -> its site; given findings, those gated by output."""
-    where, sites = slices(targets), {}
+    """Identity of each target's tensor -> its site; after a probe, only those gated by output."""
+    return sites_now(find_sites(model, targets, findings, pinned))
+
+
+Owned = tuple[nn.Module, str, Site]
+
+
+def find_sites(
+    model: nn.Module,
+    targets: Sequence[Target],
+    findings: Sequence[Finding] | None,
+    pinned: frozenset[int],
+) -> tuple[Owned, ...]:
+    """Each target's module, its tensor's name there, and its site: the same in all forwards."""
+    where, found = slices(targets), []
     for index, target in enumerate(targets):
         if target.unit_axis is None or index in pinned:
             continue
-        module = model.get_submodule(target.owners[0][0])
-        standardised = is_standardised(module) and target.owners[0][1] == "weight"
+        path, name = target.owners[0]
+        module = model.get_submodule(path)
         span = where[target.name]
+        standardised = is_standardised(module) and name == "weight"
         site = Site(index, span.start, span.stop, None, standardised, target.unit_axis)
         if findings is not None:
             if findings[index].by != "output":
                 continue
-            site = replace(site, layout=findings[index].layout)
-        sites[id(parameter_of(model, target))] = site
-    return sites
+            seen = findings[index]
+            site = replace(site, layout=seen.layout, attended=seen.attended)
+        found.append((module, name, site))
+    return tuple(found)
+
+
+def sites_now(found: Sequence[Owned]) -> dict[int, Site]:
+    """By the tensors that the modules hold at this moment, as moving a model gives it others."""
+    return {id(getattr(module, name)): site for module, name, site in found}
 
 
 @torch.no_grad()
@@ -265,7 +286,7 @@ def _judge(target: Target, mode: InspectMode, index: int) -> Finding:
     (layout,) = use.layouts
     if layout is None:
         return Finding("output", None, f"{called}: run once for the whole batch, or mixes samples")
-    return Finding("output", layout, f"{called}, {layout}")
+    return Finding("output", layout, f"{called}, {layout}", use.attended)
 
 
 def example_inputs(model: nn.Module) -> Iterator[Tensor]:

@@ -21,6 +21,7 @@ class Use:
     layouts: set[Layout | None] = field(default_factory=set)
     shapes: set[tuple[torch.Size, int]] = field(default_factory=set)
     unknown: list[str] = field(default_factory=list)
+    attended: bool = False
 
 
 class InspectMode(InterceptMode):
@@ -37,6 +38,7 @@ class InspectMode(InterceptMode):
         self.batch = batch
         self.uses: dict[int, Use] = {site.index: Use() for site in sites.values()}
         self._function = ""
+        self._latest: tuple[int, Tensor] | None = None  # a target and its gated output
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
@@ -80,7 +82,17 @@ class InspectMode(InterceptMode):
                 self.uses[found.index].functions.append(self._function)
                 self.uses[found.index].layouts.add(layout)
                 self.uses[found.index].shapes.add((output.shape, axis))
-        return output if bias is None else output + place(bias, output, axis, None)
+        result = output if bias is None else output + place(bias, output, axis, None)
+        if site is not None:
+            self._latest = site.index, result
+        return result
+
+    def attended(self, query: Tensor) -> None:
+        """Note the target of which the query is a part, copied by nothing in between."""
+        if self._latest is not None:
+            index, output = self._latest
+            same = output.untyped_storage().data_ptr() == query.untyped_storage().data_ptr()
+            self.uses[index].attended |= same
 
 
 class MarkMode(InterceptMode):

@@ -42,7 +42,7 @@ from wfilter.core.head import Head, find_head
 from wfilter.core.inspection import Inspection, Plan, inspect, make_plan, parameter_of
 from wfilter.core.oracle import compare
 from wfilter.core.outputs import Inputs, read_inputs
-from wfilter.core.paths import gate_mode, head_mode, plain_features, run_path
+from wfilter.core.paths import KeptSites, gate_mode, head_mode, plain_features, run_path
 from wfilter.core.prune import prune as prune_model
 from wfilter.core.refusals import (
     check_base,
@@ -106,6 +106,7 @@ class FilteredModel(nn.Module):
         self._inspected: dict[object, Inspection] = {inspection.key: inspection}
         self._heads: dict[object, Head] = {}
         self._compiled: Compiled | None = None
+        self.kept_sites: KeptSites | None = None
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -230,7 +231,8 @@ class FilteredModel(nn.Module):
         if isinstance(wanted, tuple) and compiled is None:
             gates = self.row_gates(wanted)
         else:
-            gates = self.mixed_gates(self._per_sample(wanted, batch))
+            make = self.mixed_gates if compiled is None else compiled.gates
+            gates = make(self._per_sample(wanted, batch))
         if compiled is not None:
             return compiled.gated(inputs, gates, sets)
         return run_path(self, inputs, gates, sets, features=features)
@@ -254,8 +256,7 @@ class FilteredModel(nn.Module):
 
     def row_gates(self, rows: Rows) -> Tensor:
         """``(total_units,)`` for one class or set, without a look at the other rows."""
-        chosen = torch.ones(len(rows), dtype=torch.bool, device=self.alphas.device)
-        return _gates.set_gates(self.alphas[list(rows)], chosen, hard=self.hard)
+        return _gates.row_gates(self.alphas, rows, hard=self.hard)
 
     def mixed_gates(self, forget: Tensor) -> Tensor:
         """Gates ``(batch, total_units)`` for labels ``(batch,)`` or sets, checked before."""
@@ -504,6 +505,7 @@ class FilteredModel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self.refuse_inside_forgetting("copying or pickling")
         state: dict[str, Any] = {**self.__dict__, "_compiled": None, "open_blocks": 0}
+        state["kept_sites"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wfilter.core.gates import made_once
 from wfilter.core.layouts import Layout, place, unfold
-from wfilter.core.rules import Function, InterceptMode, Site
+from wfilter.core.rules import RULES, Function, InterceptMode, Site
 
 
 class GateMode(InterceptMode):
@@ -31,6 +32,9 @@ class GateMode(InterceptMode):
         self.weights = weights or {}
         self.replicas = replicas
         self.acted: set[int] = set()
+        self._tables: dict[object, Tensor] = {}
+        self._compiling = torch.compiler.is_compiling()
+        self._tracked = self._compiling or _is_tracked(gates)
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
@@ -38,6 +42,8 @@ class GateMode(InterceptMode):
         if self.weights:
             args = tuple(self._gated(value) for value in args)
             kwargs = {key: self._gated(value) for key, value in (kwargs or {}).items()}
+        elif func not in RULES and not self.watches:  # most calls: every microsecond is theirs
+            return func(*args, **kwargs) if kwargs else func(*args)
         return super().__torch_function__(func, types, args, kwargs)
 
     def _gated(self, value: Any) -> Any:
@@ -54,7 +60,7 @@ class GateMode(InterceptMode):
 
     def _note(self, index: int) -> None:
         """Remember that a target was gated; refuse where its gradient would get lost."""
-        if not torch.compiler.is_dynamo_compiling():
+        if not self._compiling:
             self.acted.add(index)
         if self.gates.requires_grad and not torch.is_grad_enabled():
             raise RuntimeError(
@@ -88,15 +94,15 @@ class GateMode(InterceptMode):
         position = None if layout is None else layout.axis + (layout.order == "minor")
         shift = None
         if bias is not None:
+            shift = place(_cast(bias, output.dtype), output, axis, None)
             if bias_site is not None:
-                bias = self._of(bias_site, output.dtype) * bias.to(output.dtype)
-            shift = place(bias.to(output.dtype), output, axis, position)
-        scale = None
-        if site is not None:
-            scale = place(self._of(site, output.dtype), output, axis, position)
-        output = _multiply_add(output, scale, shift)
+                shift = self._of(bias_site, output, axis, position) * shift
+        scale = None if site is None else self._of(site, output, axis, position)
+        output = self._multiply_add(output, scale, shift)
         if layout is not None and layout.order != "plain":
             return output.flatten(layout.axis, layout.axis + 1)
+        if site is not None and site.attended:
+            return made_once(output)
         return output
 
     def _samples(self, output: Tensor, layout: Layout) -> Tensor:
@@ -111,28 +117,53 @@ class GateMode(InterceptMode):
             output = output.repeat_interleave(self.replicas, layout.axis)
         return unfold(output, layout, batch)
 
-    def _of(self, site: Site, dtype: torch.dtype) -> Tensor:
-        return self.gates[..., site.start : site.stop].to(dtype)
+    def _of(self, site: Site, output: Tensor, axis: int, position: int | None) -> Tensor:
+        """The site's gates, shaped to meet ``output`` at its unit axis."""
+        units = site.stop - site.start
+        if self._compiling or output.shape[axis] != units:  # a graph casts where it multiplies
+            values = self.gates[..., site.start : site.stop].to(output.dtype)
+            return place(values, output, axis, position)
+        # Cast and shaped for all targets at once: one kernel, and one view for each target.
+        key = output.dtype, output.ndim, axis, position
+        table = self._tables.get(key)
+        if table is None:
+            shape = [1] * output.ndim
+            shape[axis] = self.gates.shape[-1]
+            if position is not None and self.gates.ndim == 2:
+                shape[position] = self.gates.shape[0]
+            table = self._tables[key] = self._in(output.dtype).reshape(shape)
+        return table.narrow(axis, site.start, units)
 
+    def _in(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._tables:
+            self._tables[dtype] = self.gates.to(dtype)
+        return self._tables[dtype]
 
-def _multiply_add(output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
-    """``scale * output + shift``, in place where no gradient or transform needs the old output.
+    def _multiply_add(self, output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        """``scale * output + shift``, in place where no gradient or transform needs the output.
 
-    It is fresh from its function, so nobody else holds it; a second buffer of its size would cost
-    a CPU as much time as a small layer itself.
-    """
-    factors = [t for t in (output, scale, shift) if t is not None]
-    if torch.compiler.is_compiling() or any(map(_is_tracked, factors)):
+        It is fresh from its function, so nobody else holds it; a second buffer of its size would
+        cost a CPU as much time as a small layer itself.
+        """
+        kept = self._tracked or _is_tracked(output)
+        if kept or (shift is not None and _is_tracked(shift)):
+            if scale is None:
+                return output if shift is None else output + shift
+            return output * scale if shift is None else torch.addcmul(shift, output, scale)
         if scale is None:
-            return output if shift is None else output + shift
-        return output * scale if shift is None else torch.addcmul(shift, output, scale)
-    if scale is None:
-        return output if shift is None else output.add_(shift)
-    return output.mul_(scale) if shift is None else torch.addcmul(shift, output, scale, out=output)
+            return output if shift is None else output.add_(shift)
+        if shift is None:
+            return output.mul_(scale)
+        return torch.addcmul(shift, output, scale, out=output)
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def _is_tracked(tensor: Tensor) -> bool:
     """Whether autograd, forward-mode differentiation or torch.func has a hand on it."""
-    tracked = tensor.requires_grad and torch.is_grad_enabled()
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
     forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return tracked or forward_mode or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return forward_mode or torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -32,6 +32,7 @@ class Site:
     layout: Layout | None = None
     standardised: bool = False
     unit_axis: int = 0
+    attended: bool = False  # attention reads parts of the output as they are
 
 
 class Rule(Protocol):
@@ -59,6 +60,8 @@ class LinearInWeight:
         bias = None if self.bias is None else _argument(args, kwargs, self.bias)
         if mode.inspecting:
             mode.unknown_use(function, self._others(args, kwargs))
+        elif mode.pending is None and id(weight) not in mode.sites and id(bias) not in mode.sites:
+            return function(*args, **kwargs)
         site, bias_site = mode.site(weight), mode.site(bias)
         if site is not None and site.unit_axis != self.weight_axis:
             mode.unknown_use(function, [weight])
@@ -130,6 +133,8 @@ def attention_core(mode: InterceptMode, function: Function, args: Any, kwargs: A
     """Attention written out where vmap has no batching rule for the CPU's fused kernel."""
     query = args[0] if args else kwargs["query"]
     mode.unknown_use(function, [*args, *kwargs.values()])
+    if len(args) < 4 and kwargs.get("attn_mask") is None:
+        mode.attended(query)
     if query.device.type != "cpu" or not _is_batched(query):
         return function(*args, **kwargs)
     return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
@@ -238,6 +243,9 @@ class InterceptMode(TorchFunctionMode):
 
     def unknown_use(self, function: Function, parameters: Iterable[Any]) -> None:
         """A target is used in a way no rule covers; only an inspection cares."""
+
+    def attended(self, query: Tensor) -> None:
+        """Attention without a mask reads this tensor; only the probe cares."""
 
     def gate(
         self,
