@@ -41,7 +41,7 @@ def test_a_mixed_batch_of_a_resnet_costs_what_the_base_model_costs(resnet):
     for row in mixed:
         assert (row.kernels, row.library_calls) == (base.kernels, base.library_calls)
         assert row.ratio < 1.01
-        assert row.kernels_outside <= 3
+        assert row.kernels_outside <= (4 if row.forget == "sets" else 2)  # labels: one
         nothing_stops_cuda_graphs(row)
 
 
