@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 import torch._inductor.compile_fx as compile_fx
+import torch.utils._triton
 from torch import Tensor, nn
 from torch._dynamo import device_interface
 from torch._inductor import config
@@ -327,7 +328,7 @@ def pretended_gpu(*, fake: bool = True, **settings: Any) -> Iterator[Gpu]:
         "triton.cudagraphs": True,
         **settings,
     }
-    torch._dynamo.reset()
+    _forget_answers()
     try:
         with ExitStack() as stack:
             for patch in _patches():
@@ -339,7 +340,15 @@ def pretended_gpu(*, fake: bool = True, **settings: Any) -> Iterator[Gpu]:
                 stack.enter_context(FakeTensorMode())
             yield Gpu()
     finally:
-        torch._dynamo.reset()
+        _forget_answers()
+
+
+def _forget_answers() -> None:
+    """Whether there is a triton for this machine's devices is asked once and kept."""
+    torch._dynamo.reset()
+    for value in vars(torch.utils._triton).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
 
 
 def _patches() -> list[Any]:

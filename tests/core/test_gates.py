@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from helpers import CLASSES, apply, close
-from wfilter.core.gates import HARD, ByTarget, label_gates, set_gates, slices
+from wfilter.core.gates import (
+    HARD,
+    ByTarget,
+    label_gates,
+    row_gates,
+    set_gates,
+    set_vector,
+    slices,
+)
 from wfilter.core.targets import select_targets
 
 few = settings(max_examples=25, deadline=None)
@@ -218,3 +226,22 @@ def test_alphas_that_are_not_finite_are_refused_with_their_target(wf, x, value):
         with pytest.raises(ValueError, match=message):
             call()
     assert torch.equal(wf(x), wf.base(x))
+
+
+def test_sets_are_right_under_half_precision_autocast():
+    """A closed gate's logarithm does not fit float16, where 0 * -inf would be NaN."""
+    alphas = torch.full((3, 4), -7e4)
+    sets = torch.tensor([[False, False, False], [True, False, False]])
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = set_gates(alphas, sets)
+    assert torch.equal(found, torch.tensor([[1.0] * 4, [0.0] * 4]))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("rows", [(), (2,), (0, 2)])
+def test_gates_of_rows_are_those_of_their_set(rows, hard):
+    alphas = torch.randn(4, 6, dtype=torch.float64)
+    chosen = set_vector(rows, 4, alphas.device)
+    torch.testing.assert_close(
+        row_gates(alphas, rows, hard=hard), set_gates(alphas, chosen, hard=hard)
+    )
