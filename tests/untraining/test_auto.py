@@ -214,3 +214,14 @@ def test_one_class_bad_labels_and_no_images_are_refused():
             wfilter.untrain(linear(), InMemory(x, labels), recipe=SHORT)
     with pytest.raises(ValueError, match="train has no batches"):
         wfilter.untrain(linear(), [], recipe=SHORT)
+
+
+def test_what_is_no_batches_is_refused_with_what_to_give_instead():
+    x, y = samples()
+    wf = linear()
+    with pytest.raises(TypeError, match=r"train is a tensor .* wfilter.InMemory\(images, labels\)"):
+        wfilter.untrain(wf, x, y)
+    with pytest.raises(TypeError, match=r"Dataset .* one sample at a time. Give torch.utils"):
+        wfilter.untrain(wf, TensorDataset(x, y))
+    with pytest.raises(TypeError, match=r"images are of type ndarray. Give torch.as_tensor"):
+        InMemory(x.numpy(), y.numpy())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from wfilter.data.checks import check_labels
 from wfilter.data.images import Augment
@@ -34,6 +35,12 @@ class InMemory:
     augment: Augment | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("images", self.images), ("labels", self.labels)):
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(
+                    f"InMemory holds tensors, but {name} are of type {type(value).__name__}. Give "
+                    f"torch.as_tensor({name})."
+                )
         if self.labels is not None and len(self.labels) != len(self.images):
             raise ValueError(
                 f"InMemory has {len(self.images)} images\nand {len(self.labels)} labels. Pass one "
@@ -51,7 +58,17 @@ class InMemory:
 
 
 def refuse_no_batches(data: object, name: str) -> None:
-    """Stop where something is no data at all."""
+    """Stop where something is no data at all, or single samples instead of batches."""
+    if isinstance(data, Tensor):
+        raise TypeError(
+            f"{name} is a tensor of shape {tuple(data.shape)}, not batches. Give "
+            "wfilter.InMemory(images, labels)."
+        )
+    if isinstance(data, Dataset) and hasattr(data, "__getitem__"):
+        raise TypeError(
+            f"{name} is a Dataset ({type(data).__name__}), which gives one sample at a time. Give "
+            f"torch.utils.data.DataLoader({name}, batch_size=64, shuffle=True)."
+        )
     if not isinstance(data, InMemory | Iterable) and not hasattr(data, "__getitem__"):
         raise TypeError(
             f"{name} is of type {type(data).__name__}, not batches. Give a DataLoader or another "
