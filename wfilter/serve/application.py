@@ -121,6 +121,8 @@ def _is_loopback(host: str) -> bool:
 def start(settings: Settings, host: str = LOOPBACK, port: int = 8000) -> None:
     """Start Ray on this machine alone and serve; `stop` ends it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    # Ray kills a proxy that is not there in 5 seconds, which a busy machine may miss.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     if "ray" not in sys.modules:  # Ray reads these when it is imported
         # Its own ports listen on every address, and whoever may talk to them can run code.
         os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from wfilter.serve.limits import Refusal
 
@@ -24,10 +25,13 @@ async def read_body(request: Request, most: int) -> bytes:
     if not claimed.isdecimal() or len(claimed) > 12 or int(claimed) > most:
         raise Refusal(413, words)
     content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > most:
-            raise Refusal(413, words)
+    try:
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > most:
+                raise Refusal(413, words)
+    except ClientDisconnect:
+        raise Refusal(400, "the body was cut short.") from None
     return bytes(content)
 
 
