@@ -35,7 +35,8 @@ class Baked:
         text = (
             f"{self.path}: a plain model without {', '.join(self.forget)}. Of {total} gates "
             f"{self.closed} are exactly 0 (those weights are gone), {self.opened} exactly 1, and "
-            f"{self.between} between (who has the base model can divide them back)."
+            f"{self.between} between (weights that are only made small can be made large again, "
+            "without the base model and without data: see --snap)."
         )
         return f"{text}\n{self.pruned}" if self.pruned else text
 
