@@ -92,6 +92,7 @@ def handed_out(wf: wfilter.FilteredModel, kind: str, generator: torch.Generator)
     if kind == "pruned":
         return widened(wf, tail)
     if kind == "restarted":
+        torch.manual_seed(0)
         for module in tail.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
