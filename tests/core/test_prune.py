@@ -176,6 +176,25 @@ def test_a_layer_that_is_closed_altogether_keeps_one_channel():
     close(result.model(X), model(X), 1e-13)
 
 
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.second(self.scale * self.first(x).relu())
+
+
+def test_one_number_for_all_channels_does_not_keep_them():
+    torch.manual_seed(0)
+    model = randomise(Scaled())
+    close_channels(model.first, [1, 2])
+    x = images(2, 4)
+    assert prune(model, x).model.first.out_features == 6
+    close(prune(model, x).model(x), model(x), 1e-13)
+
+
 class Fixed(nn.Module):
     """Code that insists on a width."""
 

@@ -226,6 +226,8 @@ class CouplingMode(TorchFunctionMode):
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
         joined = torch.full(shape, -1)
         for tensor in tensors:
+            if tensor.numel() == 1:
+                continue  # one number for all channels ties none of them to another
             names = self.names(tensor)
             self.couple(joined, names)
             joined = torch.where(joined < 0, names, joined)
