@@ -39,6 +39,7 @@ def write_table(lines: Sequence[dict[str, Any]], path: Path) -> None:
     for model in dict.fromkeys(line["model"] for line in lines if "forget" in line):
         parts += one_model([line for line in lines if line["model"] == model and "forget" in line])
     parts += imagenet([line for line in lines if line.get("data") == "imagenet"])
+    parts += costs([line for line in lines if line["method"] == "speed"])
     path.write_text("\n\n".join([*parts, findings()]) + "\n")
 
 
@@ -117,6 +118,16 @@ def imagenet(lines: list[dict[str, Any]]) -> list[str]:
         "fine-tuned one."
     )
     return ["\n".join([title, "", header, "|---|" + "---:|" * len(keys), *rows])]
+
+
+def costs(lines: list[dict[str, Any]]) -> list[str]:
+    """What rows add to a mixed batch in time, and to a checkpoint."""
+    return [
+        f"## Cost\n\n{x['model']}, a mixed batch of {x['batch_size']}: CPU time with rows over "
+        f"that without, in turn, median of {x['repeats']}: {x['ratio_median']:.3f}. Rows: "
+        f"{x['row_megabytes']} MB."
+        for x in lines
+    ]
 
 
 def findings() -> str:
