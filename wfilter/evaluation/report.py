@@ -120,7 +120,7 @@ class Report:
             return None
         chosen = cell.by_class if row is None else {row: cell.by_class.get(row)}
         known = {c: value for c, value in chosen.items() if value is not None}
-        if len(known) < len(chosen):
+        if len(known) < len(chosen) or not set(known) <= set(counts):
             return None
         variances = [v * (1 - v) / counts[c] for c, v in known.items()]
         return math.sqrt(sum(variances)) / len(variances)
