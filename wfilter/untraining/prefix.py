@@ -67,7 +67,10 @@ class _Colours(TorchFunctionMode):
                     self.of_gates[t] = True
                     self.of_image.pop(t, None)  # changed in place
             return result
-        if not any(t in self.of_image for t in tensors):
+        # Attributes such as a shape are not numbered: how often gates ask for them depends on
+        # whether gradients are wanted.
+        is_attribute = getattr(func, "__name__", "") == "__get__"
+        if is_attribute or not any(t in self.of_image for t in tensors):
             return func(*args, **kwargs)
         number = self.calls
         self.calls += 1
