@@ -162,7 +162,9 @@ def test_kernel_made_from_other_parameters_is_not_passed_over_silently(x):
     randomise(model)
     with pytest.raises(ValueError, match=r"0\.weight is computed from .* 'auto' cannot choose"):
         apply(model, x)
-    wf = apply(model, x, targets="0.parametrizations.*")
+    with pytest.raises(ValueError, match=r"original1 is rescaled by the model before use"):
+        apply(model, x, targets="0.parametrizations.*")
+    wf = apply(model, x, targets="0.parametrizations.weight.original0")
     labels = torch.tensor([0, 1, 2, -1])
     with torch.no_grad():
         close(wf(x, forget=labels), reference.logits(wf, x, labels))

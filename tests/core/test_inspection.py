@@ -190,7 +190,6 @@ def test_auxiliary_head_unused_in_eval_is_left_out_by_auto_and_refused_when_name
     assert not [target.name for target in wf.targets if target.name.startswith("aux")]
 
 
-@pytest.mark.xfail(reason="only a proof by numbers can see it")
 def test_parameter_read_from_a_cache_is_refused_at_the_first_forward():
     model, x = family("timm levit")
     with pytest.raises((RuntimeError, ValueError), match="attention_biases"):

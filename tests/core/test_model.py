@@ -380,7 +380,7 @@ def test_recomputation_inside_a_model_is_never_silently_wrong(reentrant, granula
     wf = apply(model, x, granularity=granularity)
     ours = r"runs without gradients inside a forward|different number of tensors was saved"
     functorch = r"setup_context|functorch|vmap"  # vmap itself refuses checkpoints
-    with pytest.raises(RuntimeError, match=ours if granularity == "out" else functorch):
+    with pytest.raises(RuntimeError, match=ours if granularity == "out" else f"{ours}|{functorch}"):
         wf(x, forget=LABELS).square().sum().backward()
     if granularity == "out":
         with torch.no_grad():

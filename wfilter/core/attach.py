@@ -18,6 +18,7 @@ from wfilter.core.gates import HARD
 from wfilter.core.inspection import Inspection, Plan, example_inputs, inspect, make_plan
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import Inputs, read_example
+from wfilter.core.proof import prove
 from wfilter.core.targets import Selector, Target, select_targets
 
 Example = Tensor | Mapping[str, Any]
@@ -42,7 +43,7 @@ def find_targets(
     """
     chosen = select_targets(model, targets, exclude, granularity)
     with _evaluating(model):
-        inspection = _try_inspect(model, chosen, example_input)
+        inspection, _ = _try_inspect(model, chosen, example_input)
     return make_plan(chosen, inspection.findings)
 
 
@@ -89,7 +90,7 @@ def apply_weight_filtering(
     _refuse_filtered_or_compiled(model)
     chosen = select_targets(model, targets, exclude, granularity)
     with _evaluating(model):
-        inspection = _try_inspect(model, chosen, example_input)
+        inspection, example = _try_inspect(model, chosen, example_input)
     inspection.refuse_mixing(model)
     chosen, inspection = _drop_unused(chosen, inspection, targets)
     rows = _count_classes(model, inspection.classes, num_classes, class_names)
@@ -103,6 +104,11 @@ def apply_weight_filtering(
     wf = FilteredModel(model, chosen, inspection, rows, init, class_names, granularity)
     setattr(model, MARK, mark)
     model.eval().requires_grad_(False)
+    try:
+        wf.remember(prove(wf, inspection, example))
+    except BaseException:
+        unmark(model)
+        raise
     return wf
 
 
@@ -139,14 +145,16 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _try_inspect(
     model: nn.Module, targets: Sequence[Target], example: Example | None
-) -> Inspection:
+) -> tuple[Inspection, Inputs]:
     """Inspect with the example given, or with the first guess the model takes."""
     if example is not None:
-        return inspect(model, targets, read_example(example))
+        inputs = read_example(example)
+        return inspect(model, targets, inputs), inputs
     reasons = []
     for guess in example_inputs(model):
         try:
-            return inspect(model, targets, Inputs(guess, None, {}))
+            inputs = Inputs(guess, None, {})
+            return inspect(model, targets, inputs), inputs
         except Exception as error:
             first = (str(error) or type(error).__name__).splitlines()[0]
             reasons.append(f"{tuple(guess.shape)}: {first[:120]}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wfilter.core.filters import unmark
+from wfilter.core.filters import is_marked, unmark
 from wfilter.core.forgetting import strip_methods
 from wfilter.core.outputs import logits_of
 from wfilter.core.targets import Target, is_standardised
@@ -31,7 +31,9 @@ def plain_copy(base: nn.Module) -> nn.Module:
 
     Only there can a gate act on the weight itself: before standardisation it would cancel out.
     """
-    model = unmark(copy.deepcopy(base))
+    model = copy.deepcopy(base)
+    if is_marked(model):
+        unmark(model)
     strip_methods(model)
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Conv2d) and is_standardised(module):

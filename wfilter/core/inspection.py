@@ -7,7 +7,6 @@ output per sample is provably the same as scaling its weight, *exact* otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +17,7 @@ from wfilter.core.layouts import Layout, possible_layouts
 from wfilter.core.marking import InspectMode, MarkMode
 from wfilter.core.outputs import Inputs, batch_axes, logits_of, take_apart
 from wfilter.core.rules import Site
+from wfilter.core.state import kept
 from wfilter.core.targets import CONVOLUTIONS, Target, is_standardised
 
 # Prime, so that few axes divide by it; sample 1 is not in its middle, so that a flip shows.
@@ -54,6 +54,7 @@ class Inspection:
     axes: tuple[int | None, ...]
     mixes: bool
     classes: int | None
+    singly: bool = False  # vmap has no way: a mixed batch runs one sample after the other
 
     @property
     def is_fused(self) -> bool:
@@ -63,11 +64,16 @@ class Inspection:
     def refuse_mixing(self, model: nn.Module) -> None:
         """Stop where the samples of a batch are not independent."""
         if self.mixes:
-            raise ValueError(
-                f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on "
-                "the others, so a batch in which each sample forgets its own class has no defined "
-                "answer. Use a model whose samples are independent in eval mode."
-            )
+            raise ValueError(mixing_text(model))
+
+
+def mixing_text(model: nn.Module) -> str:
+    """Why a model that mixes samples is refused."""
+    return (
+        f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on the "
+        "others, so a batch in which each sample forgets its own class has no defined answer. Use "
+        "a model whose samples are independent in eval mode."
+    )
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ def inspect(model: nn.Module, targets: Sequence[Target], example: Inputs) -> Ins
     clean, marked = _marked_batch(example)
     whole = {id(parameter_of(model, t)): Site(i, 0, 0) for i, t in enumerate(targets)}
     mode = InspectMode({**whole, **make_sites(model, targets)}, MARKED_BATCH)
-    with _buffers_kept(model):
+    with kept(model):
         with mode:
             output = marked.run(model)
         one = clean.of_samples(torch.tensor([0])).run(model)
@@ -207,18 +213,6 @@ def _classes(output: object) -> int | None:
     except TypeError:
         return None
     return logits.shape[-1] if logits.ndim == 2 else None
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Undo what a forward writes into buffers: the marked sample must not stay in them."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            if not torch.equal(buffer, value):  # torch.func allows no write, even of the same
-                buffer.copy_(value)
 
 
 Axes = Sequence[int | None]

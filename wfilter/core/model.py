@@ -39,16 +39,18 @@ from wfilter.core.forgetting import (
 )
 from wfilter.core.gates import ByTarget
 from wfilter.core.head import Head, find_head
-from wfilter.core.inspection import Inspection, Plan, inspect, make_plan, parameter_of
+from wfilter.core.inspection import Inspection, Plan, make_plan, parameter_of
 from wfilter.core.oracle import compare
 from wfilter.core.outputs import Inputs, read_inputs
 from wfilter.core.paths import KeptSites, gate_mode, head_mode, plain_features, run_path
+from wfilter.core.proof import inspect_again
 from wfilter.core.prune import prune as prune_model
 from wfilter.core.refusals import (
     check_base,
     check_values,
     refuse_bad_alphas,
     refuse_recomputation,
+    refuse_training,
 )
 from wfilter.core.sharing import Pins, run_replicated
 from wfilter.core.targets import Target
@@ -102,9 +104,10 @@ class FilteredModel(nn.Module):
         )
         self.pins = Pins()
         self.open_blocks = 0  # in all contexts; see forgetting.py
-        self._latest = inspection
-        self._inspected: dict[object, Inspection] = {inspection.key: inspection}
+        self._inspected: dict[object, Inspection] = {}
+        self.remember(inspection)
         self._heads: dict[object, Head] = {}
+        self._parts = tuple(base.modules())
         self._compiled: Compiled | None = None
         self.kept_sites: KeptSites | None = None
 
@@ -191,6 +194,7 @@ class FilteredModel(nn.Module):
 
     def _traced(self, inputs: Inputs, forget: Forget) -> Any:
         """The part of ``forward`` that a graph holds: no checks of values, no inspection."""
+        refuse_training(self._parts)
         if self.open_blocks:
             return self._outside_graph(inputs, forget)
         if forget is None:
@@ -206,7 +210,7 @@ class FilteredModel(nn.Module):
 
     def _wanted(self, inputs: Inputs, forget: Forget) -> Rows | Tensor | None:
         """What this call forgets, by its argument or by its block."""
-        check_base(self.base)
+        check_base(self.base, self._parts)
         if forget is not None:
             batch = inputs.images.shape[0]
             return read_forget(forget, batch, self.num_classes, self.class_names)
@@ -222,7 +226,7 @@ class FilteredModel(nn.Module):
 
     def _forget(self, inputs: Inputs, wanted: Rows | Tensor, *, features: bool = False) -> Any:
         """Gates for what is wanted, then the path that fits."""
-        refuse_recomputation(self)
+        refuse_recomputation(self, inputs.images)
         compiled = None if features else self._compiled
         batch = inputs.images.shape[0]
         sets = None
@@ -288,17 +292,12 @@ class FilteredModel(nn.Module):
         Call it before ``torch.compile(wf)`` meets an image size for the first time.
         """
         inputs = read_inputs(x, others)
-        with running():
-            inspection = inspect(self.base, self.targets, inputs)
-        for target, finding in zip(self.targets, inspection.findings):
-            if finding.by == "unused":
-                raise RuntimeError(
-                    f"{target.name} is filtered but not used for inputs of shape "
-                    f"{tuple(inputs.images.shape[1:])}: its gates would do nothing. Exclude it."
-                )
-        inspection.refuse_mixing(self.base)
-        self._inspected[inputs.key] = self._latest = inspection
+        self.remember(inspect_again(self, inputs))
         return self.plan
+
+    def remember(self, inspection: Inspection) -> None:
+        """In place: use this inspection for inputs of its shape."""
+        self._inspected[inspection.key] = self._latest = inspection
 
     def probe(self, x: Tensor) -> Plan:
         """The old name of ``inspect``."""

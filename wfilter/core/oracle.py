@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from wfilter.core.bake import plain_copy
 from wfilter.core.forget import Forget, as_sets, check_per_sample, per_sample, read_forget
+from wfilter.core.gates import ByTarget
 from wfilter.core.outputs import Inputs, join, read_inputs, take_apart
 from wfilter.core.targets import is_standardised
 
@@ -40,9 +41,7 @@ def one_at_a_time(wf: FilteredModel, x: Tensor | Inputs, forget: Tensor) -> Any:
     """
     inputs = x if isinstance(x, Inputs) else read_inputs(x, {})
     check_per_sample(forget, len(inputs.images), wf.num_classes)
-    base = wf.base
-    if any(is_standardised(module) for module in base.modules()):
-        base = plain_copy(base).eval()
+    base = gateable(wf.base)
     outputs = []
     sets = as_sets(forget, wf.num_classes)
     for single, wanted, chosen in zip(inputs.singly(), forget, sets):
@@ -71,6 +70,33 @@ def _rerouted(wf: FilteredModel, base: torch.nn.Module, chosen: Tensor) -> Itera
         yield
     finally:
         hook.remove()
+
+
+def gateable(base: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, or a copy whose standardised convolutions have become plain ones."""
+    if any(is_standardised(module) for module in base.modules()):
+        return plain_copy(base).eval()
+    return base
+
+
+def run_by_hand(wf: FilteredModel, base: torch.nn.Module, inputs: Inputs, gates: Tensor) -> Any:
+    """The output of ``base`` with every target multiplied by ``gates``, ``(total_units,)``.
+
+    Example:
+        >>> import wfilter
+        >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="*")
+        >>> run_by_hand(wf, wf.base, read_inputs(torch.ones(2, 4), {}), torch.zeros(6))
+        tensor([[0., 0., 0.],
+                [0., 0., 0.]])
+    """
+    weights, by_target = {}, ByTarget(wf.targets, gates)
+    for target in wf.targets:
+        path, name = target.owners[0]
+        weight = getattr(base.get_submodule(path), name)
+        product = weight * target.spread(by_target[target.name]).to(weight.dtype)
+        for owner in target.owners:
+            weights[".".join(part for part in owner if part)] = product
+    return inputs.run(lambda *args, **kwargs: _call(base, weights, args, kwargs))
 
 
 def _call(base: torch.nn.Module, weights: dict[str, Tensor], args: Any, kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from wfilter.core.inspection import (
     sites_now,
 )
 from wfilter.core.modes import GateMode
-from wfilter.core.outputs import Inputs, take_apart
+from wfilter.core.outputs import Inputs, join, take_apart
 from wfilter.core.rules import Site
 
 if TYPE_CHECKING:
@@ -58,7 +58,33 @@ def run_path(
         wf.head(inputs)  # found before vmap has a hand on the tensors
     if gates.ndim == 1 or inspection.is_fused:
         return _run(wf, inspection, inputs, gates, sets, features=features, replicas=replicas)
+    if inspection.singly:
+        return _run_singly(wf, inspection, inputs, gates, sets, features=features)
     return _run_mapped(wf, inspection, inputs, gates, sets, features=features)
+
+
+def _run_singly(
+    wf: FilteredModel,
+    inspection: Inspection,
+    inputs: Inputs,
+    gates: Tensor,
+    sets: Tensor | None,
+    *,
+    features: bool,
+) -> Any:
+    """One sample after the other, for models with parts that ``vmap`` cannot run."""
+    outputs = [
+        _run(
+            wf,
+            inspection,
+            single,
+            gates[sample],
+            None if sets is None else sets[sample : sample + 1],
+            features=features,
+        )
+        for sample, single in enumerate(inputs.singly())
+    ]
+    return join(outputs, (0,) if features else inspection.axes)
 
 
 def _run_mapped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,15 +16,22 @@ if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
 
-def check_base(base: nn.Module) -> None:
-    """Stop where the base model is not as apply left it."""
+def check_base(base: nn.Module, parts: Iterable[nn.Module]) -> None:
+    """Stop where the base model, of these ``parts``, is not as apply left it."""
     if not is_marked(base):
         raise RuntimeError("the filters of this model were removed. Apply them again.")
-    if base.training:
-        raise RuntimeError(
-            "the base model was put in training mode, where BatchNorm mixes samples and drifts."
-            " Call wf.base.eval(); wf.train() leaves it in eval mode."
-        )
+    refuse_training(parts)
+
+
+def refuse_training(parts: Iterable[nn.Module]) -> None:
+    """Stop where any part of the base model is in training mode."""
+    for part in parts:
+        if part.training:
+            raise RuntimeError(
+                "the base model was put in training mode, or a part of it "
+                f"({type(part).__name__}): there BatchNorm mixes samples and drifts. Call "
+                "wf.base.eval(); wf.train() leaves it in eval mode."
+            )
 
 
 def check_values(wf: FilteredModel, wanted: Rows | Tensor) -> None:
@@ -51,14 +59,15 @@ def refuse_bad_alphas(wf: FilteredModel) -> None:
         )
 
 
-def refuse_recomputation(wf: FilteredModel) -> None:
+def refuse_recomputation(wf: FilteredModel, images: Tensor | None = None) -> None:
     """Gradient checkpointing runs layers again in the backward pass, without the gates."""
-    if not torch.is_grad_enabled() or not wf.alphas.requires_grad:
+    needed = wf.alphas.requires_grad or (images is not None and images.requires_grad)
+    if not torch.is_grad_enabled() or not needed:
         return
     for name, module in wf.base.named_modules():
         if getattr(module, "grad_checkpointing", False) is True:
             raise RuntimeError(
                 f"gradient checkpointing is on in {name or type(module).__name__}: its "
-                "recomputation would run without gates, and alphas would get wrong gradients. "
+                "recomputation would run without gates, and gradients would be wrong. "
                 "Call model.set_grad_checkpointing(False), or use torch.no_grad()."
             )

@@ -1,0 +1,373 @@
+"""Right by numbers, or refused: the causes that marks cannot see, each in several models."""
+
+import contextlib
+import copy
+import dataclasses
+import re
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import wfilter
+from helpers import CLASSES, apply, assert_same_state, close, images, randomise, snapshot
+from wfilter.core.state import kept
+
+LABELS = torch.tensor([3, -1, 0, 1, 2, 3])
+
+
+@pytest.fixture
+def x():
+    return images(6, 3, 8, 8)
+
+
+class Net(nn.Module):
+    """Two layers, something odd between them, a head; ``odd`` gets the model and the images."""
+
+    def __init__(self, odd):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.inner = nn.Linear(6, 5)
+        self.head = nn.Linear(5, CLASSES)
+        self.odd = odd
+
+    def forward(self, x):
+        return self.odd(self, x)
+
+    def body(self, x):
+        return self.head(self.inner(self.conv(x).mean((2, 3)).tanh()).tanh())
+
+
+def by_hand(wf, x, labels):
+    """Each sample alone, on a copy whose parameters are multiplied in place."""
+    outputs = []
+    for image, row in zip(x, labels.tolist()):
+        model = copy.deepcopy(wf.base)
+        with torch.no_grad():
+            parameters = dict(model.named_parameters())
+            for name, alpha in wf.alpha.items() if row >= 0 else ():
+                gate = torch.sigmoid(alpha[row])
+                shape = [-1] + [1] * (parameters[name].ndim - 1)
+                parameters[name].mul_(gate.view(shape))
+        outputs.append(model(image[None]))
+    return torch.cat(outputs)
+
+
+@torch.no_grad()
+def check(odd, x, path=None, **options):
+    wf = apply(randomise(Net(odd)), x, targets=options.pop("targets", "*"), **options)
+    close(wf(x, forget=LABELS), by_hand(wf, x, LABELS))
+    with wf.forgetting(1):
+        close(wf(x), by_hand(wf, x, torch.ones(6).long()))
+    if path is not None:
+        assert path in str(wf.plan)
+    return wf
+
+
+def right_or_refused(attempt, named):
+    """The attempt checks itself; a refusal must name what is to be excluded."""
+    with contextlib.suppress(ValueError):
+        attempt()
+        return
+    with pytest.raises(ValueError, match=re.escape(named)):
+        attempt()
+
+
+def sorted_by(score):
+    def odd(model, x):
+        order = score(x).argsort()
+        return model.body(x[order])[order.argsort()]
+
+    return odd
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        sorted_by(lambda x: x.mean((1, 2, 3))),
+        sorted_by(lambda x: -x.amax((1, 2, 3))),
+        sorted_by(lambda x: x[:, 0, 0, 0]),
+        sorted_by(lambda x: torch.rand(len(x))),
+        sorted_by(lambda x: x.flatten(1).std(1)),
+    ],
+    ids=["brightness", "maximum", "pixel", "random", "contrast"],
+)
+def test_samples_sorted_and_put_back_are_right(odd, x):
+    check(odd, x, "exact")
+
+
+def mixes_by_maximum(model, x):
+    return model.body(x / 255 if x.max() > 1.5 else x)
+
+
+def drops_nan(model, x):
+    return model.body(x - x.nanmean(0))
+
+
+def bag(model, x):
+    return model.body(x).mean(0, keepdim=True)
+
+
+def capacity(model, x):
+    score = x.mean((1, 2, 3))
+    kept = score >= score.sort(descending=True).values[min(len(x), 2) - 1]
+    return model.body(x) * kept[:, None]
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: torch.Tensor
+    other: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [mixes_by_maximum, drops_nan, bag, capacity, lambda m, x: m.body(x) + 1e-2 * x.amax()],
+    ids=["maximum", "nanmean", "bag", "capacity", "brightest"],
+)
+def test_mixing_that_marks_cannot_show_is_refused(odd, x):
+    with pytest.raises(ValueError, match=r"mixes the samples|no single axis|permutes"):
+        check(odd, x)
+
+
+def test_mixing_inside_a_dataclass_is_refused_and_without_it_carried_along(x):
+    with pytest.raises(ValueError, match="mixes the samples"):
+        check(lambda m, x: Answer(m.body(x), m.body(x) - m.body(x).mean(0)), x)
+    wf = apply(randomise(Net(lambda m, x: Answer(m.body(x), x.mean((2, 3))))), x)
+    answer = wf(x, forget=LABELS)
+    assert isinstance(answer, Answer)
+    close(answer.logits, wf.run_gated(x, wf.mixed_gates(LABELS)).logits)
+
+
+def test_permuted_answers_are_refused(x):
+    with pytest.raises(ValueError, match=r"permutes the samples|mixes the samples"):
+        check(lambda m, x: m.body(x).flip(0), x)
+
+
+def test_mixing_at_another_image_size_is_refused_when_that_size_comes(x):
+    wf = check(lambda m, x: m.body(x) - (m.body(x).mean(0) if x.shape[-1] > 8 else 0), x)
+    with pytest.raises(ValueError, match="mixes the samples"):
+        wf(images(2, 3, 12, 12), forget=1)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x @ weight.t()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda weight: nn.Parameter(weight),
+        lambda weight: weight.detach().numpy(),
+        lambda weight: weight.data,
+    ],
+    ids=["new parameter", "numpy", "data"],
+)
+def test_a_weight_used_where_no_mode_sees_it_is_right_or_refused(use, x):
+    def odd(model, x):
+        weight = torch.as_tensor(use(model.inner.weight))
+        return model.head((model.conv(x).mean((2, 3)) @ weight.t()).tanh())
+
+    right_or_refused(lambda: check(odd, x, targets=["conv.*", "inner.weight"]), "inner.weight")
+
+
+def test_a_weight_in_a_scripted_function_is_refused_by_name(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scripting is deprecated, and still in use
+        scripted = torch.jit.script(product)
+
+    def odd(model, x):
+        pooled = model.conv(x).mean((2, 3))
+        return model.head((model.inner(pooled) + scripted(pooled, model.inner.weight)).tanh())
+
+    with pytest.raises(ValueError, match=r"inner\.weight is used where its gates cannot follow"):
+        check(odd, x)
+
+
+def cached(model, x):
+    if not hasattr(model, "kept_weight"):
+        model.kept_weight = model.inner.weight * 2
+    return model.head(F.linear(model.conv(x).mean((2, 3)), model.kept_weight).tanh())
+
+
+def cached_in_a_dict(model, x):
+    store = model.__dict__.setdefault("store", {})
+    store.setdefault("w", model.inner.weight.t().contiguous())
+    return model.head((model.conv(x).mean((2, 3)) @ store["w"]).tanh())
+
+
+@pytest.mark.parametrize("odd", [cached, cached_in_a_dict])
+def test_a_weight_that_the_model_caches_is_refused_and_the_model_left_clean(odd, x):
+    model = randomise(Net(odd))
+    before = set(vars(model))
+    with pytest.raises(ValueError, match=r"inner\.weight"):
+        wfilter.apply_weight_filtering(model, targets="inner.weight", example_input=x)
+    assert set(vars(model)) - {"store"} == before
+    assert not vars(model).get("store")
+    wfilter.apply_weight_filtering(model, targets="conv.*", example_input=x)
+
+
+class Reassigned(Net):
+    """Assigns its buffer anew in every forward, and counts in a plain attribute."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.register_buffer("center", torch.zeros(1, 3, 1, 1))
+        self.calls, self.seen = 0, []
+
+    def forward(self, x):
+        self.center = x.mean((0, 2, 3), keepdim=True)
+        self.calls += 1
+        self.seen.append(x.shape)
+        return self.body(x)
+
+
+def test_apply_leaves_no_trace(x):
+    model = randomise(Reassigned())
+    buffer, before = model.center, snapshot(model)
+    random = torch.get_rng_state()
+    wf = wfilter.apply_weight_filtering(model, targets="*", example_input=x)
+    wf.inspect(images(2, 3, 12, 12))
+    assert model.center is buffer
+    assert_same_state(model, before)
+    assert model.calls == 0
+    assert model.seen == []
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_state_is_put_back_after_an_error():
+    model = nn.BatchNorm1d(3)
+    before = snapshot(model)
+
+    def fail():
+        with kept(model):
+            model(torch.randn(4, 3))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    assert_same_state(model, before)
+
+
+# ---- axes, standardisation, what vmap cannot run ------------------------------------------------
+
+
+def test_a_linear_function_with_a_vector_is_right(x):
+    class Vector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(192))
+            self.head = nn.Linear(1, CLASSES)
+
+        def forward(self, x):
+            return self.head(F.linear(x.flatten(1), self.weight)[:, None])
+
+    wf = apply(randomise(Vector()), x, targets="weight")
+    with torch.no_grad():
+        close(wf(x, forget=LABELS), by_hand(wf, x, LABELS))
+
+
+@torch.no_grad()
+def test_outputs_whose_batch_is_not_first_keep_their_shape_on_every_path(x):
+    class Across(Net):
+        def __init__(self):
+            super().__init__(None)
+            self.shift = nn.Parameter(torch.rand(5))
+
+        def forward(self, x):
+            hidden = self.inner(self.conv(x).mean((2, 3))) + self.shift
+            return {"logits": self.head(hidden), "hidden": hidden.t()}
+
+    for targets in ("conv.*", "*"):
+        wf = apply(randomise(Across()), x, targets=targets)
+        output = wf(x, forget=LABELS)
+        assert output["hidden"].shape == (5, 6)
+        alone = [wf(image[None], forget=row[None])["hidden"] for image, row in zip(x, LABELS)]
+        close(output["hidden"], torch.cat(alone, 1))
+
+
+class Standardised(nn.Conv2d):
+    """Somebody's own weight standardisation."""
+
+    def forward(self, x):
+        assert self.weight.dtype == x.dtype
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, weight / weight.std((1, 2, 3), keepdim=True), self.bias)
+
+
+def test_a_weight_that_the_model_standardises_is_refused(x):
+    model = Net(lambda m, x: m.body(x))
+    model.conv = Standardised(3, 6, 3)
+    with pytest.raises(ValueError, match=r"conv\.weight is rescaled by the model before use"):
+        apply(randomise(model), x)
+    apply(model, x, targets=["conv.bias", "inner.*"])
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(24, 6, batch_first=True)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.flatten(2).transpose(1, 2).reshape(len(x), 8, 24))[0][:, -1])
+
+
+def masked(model, x):
+    flat = x.clone()
+    flat[flat < 0.5] = 0
+    return model.body(flat)
+
+
+def branches(model, x):
+    return torch.cat([m if m.sum() > 0 else 2 * m for m in model.body(x).split(1)])
+
+
+@pytest.mark.parametrize("odd", [masked, branches], ids=["boolean mask", "branches on values"])
+@pytest.mark.parametrize("granularity", ["out", "element"])
+def test_what_vmap_cannot_run_runs_one_sample_at_a_time(odd, granularity, x):
+    wf = apply(randomise(Net(odd)), x, granularity=granularity)
+    with torch.no_grad():
+        alone = [wf(image[None], forget=row[None]) for image, row in zip(x, LABELS)]
+        close(wf(x, forget=LABELS), torch.cat(alone))
+    assert wf.verify(x, LABELS).popitem()[1] < 1e-9
+
+
+def test_a_recurrent_network_is_right_one_sample_at_a_time(x):
+    wf = apply(randomise(Recurrent()), x, targets="head.*")
+    with torch.no_grad():
+        close(wf(x, forget=LABELS), by_hand(wf, x, LABELS))
+    wf = wfilter.remove_weight_filtering(wf)
+    wf = apply(wf, x, targets="lstm.*")
+    with torch.no_grad():
+        close(wf(x, forget=LABELS), by_hand(wf, x, LABELS))
+
+
+# ---- training mode, gradients -------------------------------------------------------------------
+
+
+def test_training_mode_of_a_part_is_noticed(x):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4))
+    wf = apply(model.double(), x)
+    compiled = torch.compile(wf, backend="eager")
+    compiled(x, LABELS)
+    wf.base[1].train()
+    for call in (lambda: wf(x), lambda: wf(x, forget=1), lambda: compiled(x, LABELS)):
+        with pytest.raises(RuntimeError, match=r"BatchNorm2d.*Call wf\.base\.eval\(\)"):
+            call()
+
+
+def test_gradients_to_images_through_checkpointing_are_refused_with_frozen_alphas(x):
+    model = Net(lambda m, x: m.body(x))
+    model.grad_checkpointing = True
+    wf = apply(randomise(model), x).requires_grad_(False)
+    image = x.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="gradient checkpointing is on"):
+        wf(image, forget=1)
+    model.grad_checkpointing = False
+    wf(image, forget=LABELS).sum().backward()
+    hand = x.clone().requires_grad_()
+    by_hand(wf, hand, LABELS).sum().backward()
+    close(image.grad, hand.grad)
