@@ -232,8 +232,8 @@ def _without_gradient(
             slope = torch.autograd.grad(squares.sum(), gates)[0]
     except Exception:
         return targets
-    low, spans = 1e-4 * float(slope.abs().max()), slices(wf.targets)
-    return [t for t in targets if float(slope[spans[t.name]].abs().max()) <= low]
+    low, spans = 1e-3 * float(squares.sum()), slices(wf.targets)
+    return [t for t in targets if float(slope[spans[t.name]].abs().sum()) <= low]
 
 
 def _alike(
