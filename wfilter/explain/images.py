@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 from wfilter.core.targets import CONVOLUTIONS, Target
 from wfilter.data.running import evaluating
 from wfilter.metrics.layers import find_layer, row_of, targets_by_name
@@ -94,7 +95,7 @@ def predictions(
     """
     images, row = images.to(wf.alphas.device), row_of(wf, forget)
     with evaluating(wf):
-        before, after = wf(images), wf(images, forget=row)
+        before, after = logits_of(wf(images)), logits_of(wf(images, forget=row))
     return [Predictions(*pair) for pair in zip(_likeliest(before, k), _likeliest(after, k))]
 
 

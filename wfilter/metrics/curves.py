@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from wfilter.core.gates import HARD, slices
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 from wfilter.data.checks import check_logits
 from wfilter.data.running import evaluating
 from wfilter.metrics.cells import Column
@@ -298,7 +299,7 @@ def _curves(
     shares = tuple(step / steps for step in range(steps + 1))
     images = images.to(wf.alphas.device)
     with evaluating(wf):
-        base = wf(images)
+        base = logits_of(wf(images))
         logits = _table_logits(wf, images, torch.stack(rows))  # (images, rows, classes)
     values = [relative_confidence(logits[:, i], base, row) for i in range(len(rows))]
     count = len(shares)
@@ -329,11 +330,9 @@ def _table_logits(wf: FilteredModel, images: Tensor, table: Tensor, most: int = 
     steps = _with_rows(wf, table)
     rows = torch.arange(len(table), device=table.device)
     size = max(1, most // len(table))
-    parts = [
-        steps.replicated(part, rows.repeat(len(part))).unflatten(0, (len(part), len(table)))
-        for part in torch.split(images, size)
-    ]
-    return torch.cat(parts)
+    pieces = torch.split(images, size)
+    outputs = (steps.replicated(part, rows.repeat(len(part))) for part in pieces)
+    return torch.cat([torch.unflatten(logits_of(o), 0, (-1, len(table))) for o in outputs])
 
 
 def _with_rows(wf: FilteredModel, table: Tensor) -> FilteredModel:

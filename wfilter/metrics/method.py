@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 from wfilter.data.checks import check_logits
 from wfilter.data.running import device_of, evaluating
 
@@ -132,7 +133,7 @@ class Method:
             for some, wanted in zip(torch.split(images, size), torch.split(forget, size)):
                 some, chunks = some.to(device), torch.split(wanted, PAIRS, 1)
                 found = [wf.replicated(some, part.flatten().to(device)) for part in chunks]
-                shaped = [f.unflatten(0, (len(some), -1)) for f in found]
+                shaped = [torch.unflatten(logits_of(f), 0, (len(some), -1)) for f in found]
                 parts.append(torch.cat(shaped, 1).flatten(0, 1).cpu())
         return torch.cat(parts)
 
@@ -147,7 +148,8 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
     """
     device = device_of(model)
     with evaluating(model):
-        parts = [model(part.to(device)).float().cpu() for part in torch.split(images, PAIRS)]
+        outputs = (model(part.to(device)) for part in torch.split(images, PAIRS))
+        parts = [logits_of(output).float().cpu() for output in outputs]
     return torch.cat(parts)
 
 

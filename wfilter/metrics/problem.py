@@ -243,7 +243,7 @@ def look(model: nn.Module, images: Tensor) -> Seen:
     logits: list[Tensor] = []
 
     def forward(batch: Tensor) -> Tensor:
-        logits.append(model(batch))
+        logits.append(logits_of(model(batch)))
         return logits[-1]
 
     labels = torch.zeros(len(images), dtype=torch.long)

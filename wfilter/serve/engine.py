@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 from wfilter.data import zoo
 from wfilter.data.backbones import InputFacts
 from wfilter.files.checkpoint import FILE, load
@@ -150,7 +151,7 @@ def _input_facts(known: dict[str, Any]) -> InputFacts:
 def _forward(wf: FilteredModel, settings: Settings, facts: InputFacts) -> Forward:
     def eager(images: Tensor, sets: Tensor) -> Tensor:
         with torch.inference_mode():
-            return _logits(wf(images, forget=sets))
+            return logits_of(wf(images, forget=sets))
 
     if settings.engine == "eager":
         _compare(eager, eager, wf.num_classes, facts, settings.batch_size)
@@ -170,7 +171,7 @@ def _compiled(wf: FilteredModel, settings: Settings) -> Forward:
 
     def compiled(images: Tensor, sets: Tensor) -> Tensor:
         with torch.no_grad():
-            return _logits(twin(images, forget=sets))
+            return logits_of(twin(images, forget=sets))
 
     return compiled
 
@@ -185,7 +186,7 @@ def _from_file(path: Path) -> Forward:
 
         def exported(images: Tensor, sets: Tensor) -> Tensor:
             with torch.no_grad():
-                return _logits(program(images, sets))
+                return logits_of(program(images, sets))
 
         return exported
     import onnxruntime
@@ -220,11 +221,3 @@ def _compare(eager: Forward, other: Forward, classes: int, facts: InputFacts, la
                 "the engine answers differently from the run's own model. Export it anew: "
                 "wfilter export RUN --forget sets --out FILE."
             )
-
-
-def _logits(output: Any) -> Tensor:
-    if not isinstance(output, Tensor):
-        raise ValueError(
-            f"the model returns {type(output).__name__}. A server needs one tensor of logits."
-        )
-    return output

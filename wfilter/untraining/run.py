@@ -13,6 +13,7 @@ from torch import Tensor
 from wfilter import data as wfilter_data
 from wfilter.core.gates import HARD
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
 from wfilter.metrics.features import penultimate_features
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
@@ -200,7 +201,8 @@ class Run:
         logits: list[Tensor] = []
 
         def forward(x: Tensor) -> Tensor:
-            logits.append(self.wf(x, int(pairs.forget[0])))  # exact without vmap, for any target
+            output = self.wf(x, int(pairs.forget[0]))  # exact without vmap, for any target
+            logits.append(logits_of(output))
             return logits[-1]
 
         features = penultimate_features(self.wf.base, images, forward=forward)
@@ -217,8 +219,8 @@ class Run:
     def _logits(self, images: Tensor, pairs: Pairs) -> Tensor:
         forget = pairs.forget.to(self.device)
         if self.shares and pairs.replicas > 1:
-            return self.wf.replicated(images, forget)  # type: ignore[no-any-return]
-        return self.forward(images[pairs.sample.to(self.device)], forget)  # type: ignore[no-any-return]
+            return logits_of(self.wf.replicated(images, forget))
+        return logits_of(self.forward(images[pairs.sample.to(self.device)], forget))
 
     def _base_logits(self, images: Tensor, index: Tensor | None) -> Tensor:
         """The base model's logits; kept per sample where the data stay the same."""
@@ -227,10 +229,10 @@ class Run:
         if index is not None and all(int(i) in self.base_logits for i in index):
             return torch.stack([self.base_logits[int(i)] for i in index]).to(self.device)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            logits = self.wf(images).float()
+            logits = logits_of(self.wf(images)).float()
         if index is not None:
             self.base_logits.update(zip(index.tolist(), logits.cpu()))
-        return logits  # type: ignore[no-any-return]
+        return logits
 
     def _rows(self, labels: Tensor | None, base: Tensor, generator: torch.Generator) -> Tensor:
         """The class whose row a sample uses to forget itself, ``(batch,)`` on the CPU."""
@@ -311,7 +313,7 @@ class Run:
             pairs = self.recipe.make_pairs(rows, self.wf.num_classes, generator)
             sample, forget = pairs.sample.to(self.device), pairs.forget.to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-                logits = self.wf(images[sample], forget).float()
+                logits = logits_of(self.wf(images[sample], forget)).float()
             many = labels is not None and labels.ndim == 2
             values.append(float(self._loss(Seen(pairs, logits, base, rows, many))))
         if not values:

@@ -90,7 +90,7 @@ def untrain_linear(
 
     with torch.no_grad():
         parts = torch.split(torch.arange(count), BATCH)
-        base = torch.cat([wf(read(part)).float().cpu() for part in parts])
+        base = torch.cat([logits_of(wf(read(part))).float().cpu() for part in parts])
     refuse_several_labels(labels, f"recipe {recipe.name!r}")
     rows = rows_of(labels, base, wf.num_classes, generator)
     with ProgressBar(parts_of(wf, count, recipe), progress) as bar:
@@ -315,7 +315,8 @@ def _record(
     """What the network itself makes of the new rows: on their images, and on as many others."""
     shown = shown.first(max(BATCH, 2 * int(shown.own.sum())))
     parts = _batches(shown, closed.device)
-    answers = torch.cat([wf(read(index), forget=row).argmax(1).cpu() for index, row in parts])
+    outputs = (logits_of(wf(read(index), forget=row)) for index, row in parts)
+    answers = torch.cat([logits.argmax(1).cpu() for logits in outputs])
     right = (answers == labels[shown.image]).float()
     retain, forget = float(right[~shown.own].mean()), float(right[shown.own].mean())
     return Record(step, 0, 0.0, cost, retain, forget, float((closed >= 0.5).float().mean()))
