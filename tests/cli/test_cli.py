@@ -419,13 +419,13 @@ def copied(run, tmp_path):
 
 
 def test_unknown_layer_lists_the_closest(capsys, run, tmp_path):
-    words = ["explain", run, "--out", tmp_path / "a.html", "--per-class", "1", "--forget", "3"]
+    words = ["explain", run, "--out", tmp_path / "a.html", "--per-class", "1", "--classes", "3"]
     assert "features.3.weight" in complaint(capsys, *words, "--layer", "featurs.3")
 
 
 def test_damaged_history_is_named(capsys, copied):
     (copied / "history.json").write_text("{")
-    line = complaint(capsys, "evaluate", copied, "--metrics", "accuracy", "--forget", "3")
+    line = complaint(capsys, "evaluate", copied, "--metrics", "accuracy", "--classes", "3")
     assert "history.json is damaged" in line
     assert "Delete it" in line
 
