@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wfilter.core.gates import made_once
+from wfilter.core.gates import made_once, traced
 from wfilter.core.layouts import Layout, place, unfold
 from wfilter.core.rules import RULES, Function, InterceptMode, Site
 
@@ -33,7 +33,7 @@ class GateMode(InterceptMode):
         self.replicas = replicas
         self.acted: set[int] = set()
         self._tables: dict[object, Tensor] = {}
-        self._compiling = torch.compiler.is_compiling()
+        self._compiling = traced(gates)
         self._tracked = self._compiling or _is_tracked(gates)
 
     def __torch_function__(
@@ -60,7 +60,7 @@ class GateMode(InterceptMode):
 
     def _note(self, index: int) -> None:
         """Remember that a target was gated; refuse where its gradient would get lost."""
-        if not self._compiling:
+        if not torch.compiler.is_dynamo_compiling():  # asked now: the base model may be compiled
             self.acted.add(index)
         if self.gates.requires_grad and not torch.is_grad_enabled():
             raise RuntimeError(
@@ -163,6 +163,8 @@ def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _is_tracked(tensor: Tensor) -> bool:
     """Whether autograd, forward-mode differentiation or torch.func has a hand on it."""
+    if torch.compiler.is_dynamo_compiling():
+        return True  # dynamo cannot trace the questions below
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
     forward_mode = torch.autograd.forward_ad._current_level >= 0
