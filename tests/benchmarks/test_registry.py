@@ -11,6 +11,7 @@ import wfilter
 from registry import checks, models
 from registry import page as registry_page
 from registry import sweep as registry
+from wfilter.core import attach
 from wfilter.core import modes as gating
 
 # Their own attention mixes the samples of a batch, or did: csatv2 multiplies q and k across it,
@@ -168,14 +169,30 @@ def test_right_model_passes(small):
     assert facts["silent"] == {}
 
 
+def trust_the_marks(monkeypatch):
+    """Leave out the proof of ``apply``, which would put a wrong target on a slower path."""
+    monkeypatch.setattr(attach, "prove", lambda wf, inspection, example: inspection)
+
+
 def test_gates_of_the_wrong_sample_are_noticed(small, monkeypatch):
+    trust_the_marks(monkeypatch)
     right = gating.GateMode._of
     monkeypatch.setattr(gating.GateMode, "_of", lambda *a: right(*a).flip(0))
     with pytest.raises(checks.Failed, match="sets: differs from the oracle"):
         checks.check(*small)
 
 
+def test_apply_itself_puts_targets_with_gates_of_the_wrong_sample_on_a_slower_path(
+    small, monkeypatch
+):
+    right = gating.GateMode._of
+    monkeypatch.setattr(gating.GateMode, "_of", lambda *a: right(*a).flip(0))
+    paths = checks.check(*small)["paths"]
+    assert set(paths) == {"exact"}
+
+
 def test_forgotten_bias_gate_is_noticed(small, monkeypatch):
+    trust_the_marks(monkeypatch)
     right = gating.GateMode.gate
 
     def without_bias_gate(mode, output, axis, site, bias, bias_site):

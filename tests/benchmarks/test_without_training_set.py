@@ -8,8 +8,9 @@ import torch
 
 import untraining
 import without_training_set as without
-from wfilter import data, zoo
+from wfilter import data
 from wfilter.cli.demo import train_original
+from wfilter.data import backbones
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +27,9 @@ def test_the_halves_share_no_image():
 
 
 def test_images_of_another_set_take_the_models_size_and_channels():
-    assert without.other_images("digits", zoo.MNIST).shape == (1438, 1, 28, 28)
-    assert without.other_images("digits", zoo.CIFAR).shape == (1438, 3, 32, 32)
-    framed = without.other_images("digits", zoo.InputFacts(28, 1, (0.1,), (0.5,)), frame=4)
+    assert without.other_images("digits", backbones.MNIST).shape == (1438, 1, 28, 28)
+    assert without.other_images("digits", backbones.CIFAR).shape == (1438, 3, 32, 32)
+    framed = without.other_images("digits", backbones.InputFacts(28, 1, (0.1,), (0.5,)), frame=4)
     assert (framed[:, :, :4] == -0.2).all()
     assert framed[:, :, 4:24, 4:24].mean() > framed.mean()
 
@@ -53,7 +54,7 @@ def test_statistics_gaps_vanish_on_the_statistics_of_the_batch_itself():
 
 
 def test_synthetic_images_are_taken_for_their_classes_and_stay_in_range(model):
-    images = without.synthetic_images(model, zoo.DIGITS, 40, 60, batch_size=20)
+    images = without.synthetic_images(model, backbones.DIGITS, 40, 60, batch_size=20)
     assert images.shape == (40, 1, 8, 8)
     assert 0 <= images.min() < images.max() <= 1
     right = without.answers(model, images) == torch.arange(40) % 10

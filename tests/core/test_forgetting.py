@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 import reference
 import wfilter
@@ -349,3 +350,26 @@ def test_two_models_that_share_a_backbone_do_not_share_blocks(x):
             close(two(x), two(x, forget=2))
             close(one(x), forgot)
     assert torch.equal(two(x), plain)
+
+
+class Chosen(nn.Module):
+    """Keeps one of its methods as ``forward``, and has none of that name, as FasterNet does."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.forward = self.convolve
+
+    def convolve(self, x):
+        return self.conv(x)
+
+
+def test_a_method_that_the_model_keeps_as_its_forward_stays_its_forward(x):
+    model = randomise(nn.Sequential(Chosen(), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    wf = apply(model, x)
+    with wf.forgetting(2):
+        inside = wf(x)
+    copied = copy.deepcopy(wf)
+    close(inside, reference.logits(wf, x, torch.full((len(x),), 2)))
+    close(wf.bake(2)(x), inside)
+    close(copied(x, forget=2), inside)

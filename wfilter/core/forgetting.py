@@ -167,11 +167,15 @@ def _method(module: nn.Module, name: str) -> MethodType:
 
 
 def strip_methods(model: nn.Module) -> None:
-    """In place: forget the plain methods that a copy made during a block got for its entries."""
+    """In place: forget the plain methods that a copy made during a block got for its entries.
+
+    Those are the class's own, so leaving them out changes nothing. A model may also keep another
+    method of its own as ``forward``, as timm's FasterNet does; that one stays.
+    """
     for module in model.modules():
         for name, value in list(vars(module).items()):
             own = isinstance(value, MethodType) and value.__self__ is module
-            if own and name.startswith("forward"):
+            if own and value.__func__ is getattr(type(module), name, None):
                 delattr(module, name)
 
 
