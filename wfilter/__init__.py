@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from wfilter.untraining.loop import untrain
     from wfilter.untraining.recipes import RECIPES, Recipe
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "RECIPES",

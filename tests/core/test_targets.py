@@ -1,5 +1,7 @@
 """Which parameters are chosen, and what is said when none are."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
@@ -192,3 +194,19 @@ def test_find_targets_shows_what_no_forward_uses():
     rows = {row.name: row for row in wfilter.find_targets(Aux())}
     assert rows["aux.weight"].path == "unused"
     assert "no forward uses it" in rows["aux.weight"].why
+
+
+@pytest.mark.parametrize("name", ["k", "value", "key_conv", "v_proj"])
+def test_a_layer_that_happens_to_be_called_like_a_projection_makes_no_attention(name):
+    layers = {"stem": nn.Conv2d(3, 4, 3), name: nn.Conv2d(4, 4, 3), "last": nn.Conv2d(4, 4, 3)}
+    model = nn.Sequential(OrderedDict(layers))
+    chosen = [target.name for target in select_targets(model) if target.name.endswith("weight")]
+    assert chosen == ["stem.weight", f"{name}.weight", "last.weight"]
+
+
+@pytest.mark.parametrize("names", [("q", "k"), ("query", "key", "value"), ("q", "kv"), ("qkv",)])
+def test_projections_that_come_together_are_attention(names):
+    layers = {"stem": nn.Conv2d(3, 4, 3), **{name: nn.Linear(4, 4) for name in names}}
+    model = nn.Sequential(OrderedDict(layers))
+    chosen = {target.name.split(".")[0] for target in select_targets(model)}
+    assert chosen == set(names)

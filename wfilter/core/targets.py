@@ -19,6 +19,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _ATTENTION = re.compile(
     r"(to_)?(q|k|v|qk|kv|qv|qkv|qkvs|query|key|value|wq|wk|wv)(_proj|_project|_conv)?"
 )
+_LETTERS = {"query": "q", "key": "k", "value": "v", "wq": "q", "wk": "k", "wv": "v"}
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ def _automatic(
     layers but the last carry the classes, so they are taken too.
     """
     attention, convolution, linear = set(), set(), []
+    attends = _attends(model)
     for name in parameters:
         path, tensor = owners[name][0]
         module = model.get_submodule(path)
@@ -195,7 +197,7 @@ def _automatic(
                 attention.add(name)
         elif tensor not in ("weight", "bias"):
             _refuse_derived_weight(model, path, name)
-        elif isinstance(module, (nn.Linear, *CONVOLUTIONS)) and _is_projection(path):
+        elif attends and isinstance(module, (nn.Linear, *CONVOLUTIONS)) and _projected(path):
             attention.add(name)
         elif isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
             convolution.add(name)
@@ -225,8 +227,22 @@ def _refuse_derived_weight(model: nn.Module, path: str, name: str) -> None:
         )
 
 
-def _is_projection(path: str) -> bool:
-    return any(_ATTENTION.fullmatch(part) for part in path.split(".")[-3:])
+def _projected(path: str) -> str:
+    """What a module projects to, by its path: "q", "k", "v", several of them, or nothing."""
+    found = (_ATTENTION.fullmatch(part) for part in path.split(".")[-3:])
+    word = next((match[2] for match in found if match), "")
+    return _LETTERS.get(word, word)
+
+
+def _attends(model: nn.Module) -> bool:
+    """Whether a model's projections come together as attention needs them.
+
+    A single layer that happens to be called ``k`` or ``value`` makes no attention.
+    """
+    modules = model.named_modules()
+    paths = (path for path, module in modules if isinstance(module, (nn.Linear, *CONVOLUTIONS)))
+    kinds = {_projected(path) for path in paths}
+    return any(len(kind) > 1 for kind in kinds) or {"q", "k"} <= kinds
 
 
 def _nothing_matched(model: nn.Module, names: list[str], selector: object, argument: str) -> str:
