@@ -316,3 +316,23 @@ class Named(nn.Module):
 def test_a_method_named_weight_is_not_taken_for_int8():
     wf = wfilter.apply_weight_filtering(Named(), targets="*", example_input=torch.ones(2, 4))
     assert [target.name for target in wf.targets] == ["inner.weight", "inner.bias"]
+
+
+class Experts(nn.Module):
+    """Sends bright images to one expert and dark ones to another; the inspection's are not dark."""
+
+    def __init__(self):
+        super().__init__()
+        self.bright, self.dark = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        expert = self.dark if bool((x < -100).all()) else self.bright
+        return expert(x).mean((2, 3))
+
+
+def test_what_auto_leaves_out_is_named_in_the_plan(x):
+    wf = apply(Experts().double(), x)
+    assert wf.left_out == ("dark.weight", "dark.bias")
+    assert "left out by 'auto', since no forward of the inspection used it: dark" in str(wf.plan)
+    with pytest.raises(ValueError, match=r"dark.weight is a target, but no forward uses it"):
+        apply(Experts().double(), x, targets="*")

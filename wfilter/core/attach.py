@@ -92,7 +92,8 @@ def apply_weight_filtering(
     with _evaluating(model):
         inspection, example = _try_inspect(model, chosen, example_input)
     inspection.refuse_mixing(model)
-    chosen, inspection = _drop_unused(chosen, inspection, targets)
+    selected = chosen
+    chosen, inspection = _drop_unused(selected, inspection, targets)
     rows = _count_classes(model, inspection.classes, num_classes, class_names)
     if not math.isfinite(init):
         raise ValueError(f"init={init} must be finite; for gates of exactly 1 use {HARD:.0f}.")
@@ -102,6 +103,7 @@ def apply_weight_filtering(
         tuple(n for n, m in model.named_modules() if m.training),
     )
     wf = FilteredModel(model, chosen, inspection, rows, init, class_names, granularity)
+    wf.left_out = tuple(target.name for target in selected if target not in chosen)
     setattr(model, MARK, mark)
     model.eval().requires_grad_(False)
     try:

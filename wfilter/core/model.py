@@ -68,6 +68,7 @@ class FilteredModel(nn.Module):
         class_names: Names of the rows, or ``None``.
         granularity: ``"out"`` or ``"element"``.
         targets: What is filtered.
+        left_out: What "auto" would have filtered, had a forward of the inspection used it.
         sparse: Whether label gradients touch only the rows of the batch (for many classes).
         hard: Whether gates are rounded to exactly 0 or 1, with straight-through gradients.
         feature_rows: ``None``, or rows that move features of forgotten classes onto others, see
@@ -102,6 +103,7 @@ class FilteredModel(nn.Module):
                 dtype=torch.promote_types(first.dtype, torch.float32),
             )
         )
+        self.left_out: tuple[str, ...] = ()
         self.pins = Pins()
         self.open_blocks = 0  # in all contexts; see forgetting.py
         self._inspected: dict[object, Inspection] = {}
@@ -386,9 +388,13 @@ class FilteredModel(nn.Module):
     @property
     def plan(self) -> Plan:
         """One row per target: name, shape, units, path (fused or exact) and why."""
-        plan = make_plan(self.targets, self._latest.findings)
+        plan, notes = make_plan(self.targets, self._latest.findings), []
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            notes.append(f"left out by 'auto', since no forward of the inspection used it: {names}")
         if self.feature_rows is not None:
-            plan.note = f"feature rows before the head: {self.feature_rows.extra_repr()}"
+            notes.append(f"feature rows before the head: {self.feature_rows.extra_repr()}")
+        plan.note = "\n".join(notes)
         return plan
 
     @property
