@@ -206,7 +206,8 @@ def test_policy_replaced_a_hundred_times_under_load(server, engine):
     server.book.forget.update(before)
     server.book.write()
     assert {status for _, _, status, *_ in found} == {200}
-    ends = [*(began for began, _, _ in versions[1:]), float("inf")]
+    # A policy is in force until the write of the next has ended, and that syncs to disk.
+    ends = [*(finished for _, finished, _ in versions[1:]), float("inf")]
     shift = 0.05  # the clocks of a write and of a reader are not the same instant
     for tenant, image, _, body, asked, answered in found:
         in_force = [

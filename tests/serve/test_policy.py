@@ -145,3 +145,13 @@ def test_file_written_in_place_is_used_only_when_it_has_settled(tmp_path):
 def test_missing_policy_is_refused_at_the_start(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a file"):
         PolicyFile(tmp_path / "none.toml", NAMES)
+
+
+def test_file_replaced_twice_between_two_looks_is_in_force_at_once(tmp_path):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    file = PolicyFile(book.path, NAMES)
+    for number in range(2, 10):
+        for chosen in (0, number):  # the second may get the number of the inode first read
+            book.forget["a"] = [chosen]
+            book.write()
+        assert set(file.current().tenants["a"].forget) == {number}

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from wfilter.serve.policy import Policy, PolicyError, parse_policy
 
@@ -34,6 +35,7 @@ class PolicyFile:
     """
 
     def __init__(self, path: str | Path, class_names: Sequence[str]):
+        self._held: BinaryIO | None = None
         self.path, self.class_names = Path(path), tuple(class_names)
         self._missing: str | None = None
         self._refused: str | None = None
@@ -74,12 +76,18 @@ class PolicyFile:
         return replaced or time.time() - stamp[1] / 1e9 > SETTLED
 
     def _read(self) -> tuple[Policy, Stamp]:
-        with self.path.open("rb") as file:
+        file = self.path.open("rb")
+        try:
             before = _stamp(os.fstat(file.fileno()))
             content = file.read(MOST_BYTES + 1)
             after = _stamp(os.fstat(file.fileno()))
+        except BaseException:
+            file.close()
+            raise
         if before != after:
+            file.close()
             raise _Changing(f"{self.path} changes while it is read. Try again.")
+        self._hold(file)
         if len(content) > MOST_BYTES:
             raise PolicyError(f"{self.path} has more than {MOST_BYTES} bytes: it is no policy.")
         try:
@@ -87,6 +95,20 @@ class PolicyFile:
         except UnicodeDecodeError as error:
             raise PolicyError(f"{self.path} is not UTF-8 ({error.reason}). Save it anew.") from None
         return parse_policy(text, self.class_names, str(self.path)), after
+
+    def _hold(self, file: BinaryIO) -> None:
+        """Keep the file last read open: while it is, no later one can get its inode's number.
+
+        Else a file that was replaced twice between two looks may seem to be the same one, written
+        in place, and a new policy would wait for half a second.
+        """
+        if self._held is not None:
+            self._held.close()
+        self._held = file
+
+    def __del__(self) -> None:
+        if self._held is not None:
+            self._held.close()
 
     def _say(self, before: str | None, problem: str) -> str:
         if problem != before:
