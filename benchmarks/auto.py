@@ -190,10 +190,10 @@ def table() -> str:
     lines = read_lines(FILE)
     head = (
         "# The default recipe, no setting for any problem\n\nRebuilt by `python benchmarks/auto.py "
-        "--table` from `auto.jsonl`. Developed on problems marked with *, by held-out training "
-        "images; the others were only run at the end. Per cent on test images; sets: right without "
-        "/ with the image's class in the set. The last column is what the run said of itself, on "
-        "held-out training images.\n\n"
+        "--table` from `auto.jsonl`. Developed on problems marked with *, whose test figures were "
+        "seen on the way; the others were only run at the end. Per cent on test images; sets: "
+        "right without / with the image's class in the set. The last column is what the run "
+        "said of itself, on held-out training images.\n\n"
         "| problem | seed | test images | original | Acc_r | Acc_f (worst class) | sets of 2 | "
         "sets of 3 | sets of 5 | closed | cpu s | stage | says it met the bar |\n"
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|\n"

@@ -29,9 +29,9 @@ def boundary_shrink(
 
     Source: Chen et al., CVPR 2023 (Boundary Unlearning; SGD, momentum 0.9). The label is the
     likeliest class other than the forgotten ones for x + bound * sign(gradient of the loss), under
-    the original. Their rate is 1e-5; a small network on digits still answers 94 % of the forgotten
-    test images right with it and none with ours, so the rate is for held-out images to choose
-    (`wfilter.baselines.run` with ``held_out``).
+    the original. Their rate is, unchecked, 1e-5; with it a small network on digits still answers
+    94 % of the forgotten test images right, with ours none, so the rate is for held-out images to
+    choose (`wfilter.baselines.run` with ``held_out``).
 
     Args:
         model: left untouched.
