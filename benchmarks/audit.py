@@ -8,12 +8,14 @@ variable ``WFILTER_REFERENCES``, or ``wfilter-references`` in the home folder). 
 class is a JSON line of ``benchmarks/results/audit_mnist.jsonl`` as soon as it is measured; the same
 command, given again, goes on where it stopped. ``--table`` writes ``audit_mnist.md`` from those
 lines, which every run does at its end, too. Where a column was measured again with other settings
-(``--metrics few_shot --relearn-rate 1e-3``), the table has the latest.
+(``--metrics few_shot``), the table has the latest.
 
 Accuracies are of the whole test set; features are probed on ``--sample`` test images and fitted on
-``--train-sample`` training images, the same number of each class. A method whose name is a rival of
-``wfilter.baselines`` is made here from the whole training set with its default settings; the line
-``wfilter`` is one untraining of all classes by ``--recipe`` and ``--steps``.
+``--train-sample`` training images, the same number of each class. The line ``wfilter`` is one
+untraining of all classes with no setting at all, ``feature rows`` the rows in front of the head
+alone (``recipe="reroute"``). A method whose name is a rival of ``wfilter.baselines`` is the model
+that ``benchmarks/rivals.py`` stored, its learning rate chosen on held-out images; where there is
+none it is made here, from the whole training set with its paper's settings.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ from wfilter.metrics import Method
 
 NETWORKS = {"mnist": "cnn-mnist", "cifar10": "cnn_small-cifar"}
 FOLDER = os.environ.get("WFILTER_REFERENCES", Path.home() / "wfilter-references")
-SETTINGS = ("recipe", "steps", "sample", "train_sample", "relearn_rate", "threads")
-METHODS = ("original", "retrained", "wfilter", "logit_mask", "projection")
+SETTINGS = ("sample", "train_sample", "threads")
+OURS = {"wfilter": "auto", "feature rows": "reroute"}
+METHODS = ("original", "retrained", *OURS, "logit_mask", "projection")
 
 
 def main() -> None:
@@ -58,13 +61,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--references", type=Path, default=FOLDER)
     parser.add_argument("--classes", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--recipe", default="distill")
-    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=int, default=BUDGET.test_images)
     parser.add_argument("--train-sample", type=int, default=BUDGET.train_images)
     parser.add_argument("--metrics", nargs="+", default=list(METRICS), help="some of an audit's")
-    parser.add_argument("--relearn-rate", type=float, default=BUDGET.relearn_rate)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="only write the table")
     return parser.parse_args()
@@ -85,15 +85,15 @@ class Runs:
         self.train = data.load(args.dataset, "train", **facts)
         self.test = data.load(args.dataset, "test", **facts)
         self.base = self.load("")
-        self.filtered: wfilter.FilteredModel | None = None
-        self.seconds = 0.0
+        self.filtered: dict[str, tuple[wfilter.FilteredModel, float]] = {}
 
     def path(self, suffix: str) -> Path:
         return Path(self.args.references) / f"{self.network}-s0{suffix}.safetensors"
 
     def load(self, suffix: str) -> torch.nn.Module:
         model = zoo.create(self.network, self.test.num_classes)
-        return zoo.load_weights(model, self.path(suffix)).eval()
+        model = zoo.load_weights(model, self.path(suffix)).eval()
+        return model.to(memory_format=torch.channels_last)  # half the time on a CPU
 
     def run(self) -> None:
         done = {key(line) for line in read_lines(self.lines)}
@@ -109,7 +109,7 @@ class Runs:
         """One method on one class, as a JSON line."""
         args, began = self.args, time.perf_counter()
         sizes = {"test_images": args.sample, "train_images": args.train_sample}
-        budget = replace(BUDGET, **sizes, relearn_rate=args.relearn_rate)
+        budget = replace(BUDGET, **sizes)
         problem = problem_of(
             self.base, self.test, self.train, row, self.base, budget, seed=args.seed
         )
@@ -130,16 +130,30 @@ class Runs:
             return Method.of_one(name, self.base, (row,))
         if name == "retrained":
             return Method.of_models(name, {row: self.load(f"-without{row}")})
-        if name == "wfilter":
-            return Method.of_filtered(self.untrained(), (row,), seconds=self.seconds)
+        if name in OURS:
+            wf, seconds = self.untrained(name)
+            return Method.of_filtered(wf, (row,), name, seconds=seconds)
+        stored = self.stored_rival(name, row)
+        if stored is not None:
+            return stored
         began = time.perf_counter()
         batches = data.batches(self.train, 128, shuffle=True, seed=self.args.seed)
         model = baselines.METHODS[name](self.base, row, batches)
         return Method.of_models(name, {row: model}, {row: time.perf_counter() - began})
 
-    def untrained(self) -> wfilter.FilteredModel:
-        """Filters for all classes, made once."""
-        if self.filtered is None:
+    def stored_rival(self, name: str, row: int) -> Method | None:
+        """The model that ``rivals.py`` made with a learning rate chosen on held-out images."""
+        folder = Path(self.args.references)
+        path = folder / "rivals" / f"{self.network}-s0-without{row}-{name}.pt"
+        if not path.exists():
+            return None
+        line = next(x for x in read_lines(folder / "rivals.jsonl") if x["file"] == path.name)
+        model = torch.load(path, weights_only=False).eval()
+        return Method.of_models(name, {row: model}, {row: line["seconds"]})
+
+    def untrained(self, name: str) -> tuple[wfilter.FilteredModel, float]:
+        """Filters for all classes, made once, and the seconds they took."""
+        if name not in self.filtered:
             example = torch.zeros(1, *self.test.image_shape)
             wf = wfilter.apply_weight_filtering(
                 self.load(""), class_names=self.test.class_names, example_input=example
@@ -147,15 +161,11 @@ class Runs:
             images, labels = self.train.batch(torch.arange(len(self.train)))
             stored = wfilter.InMemory(images, labels, 64)
             history = wfilter.untrain(
-                wf,
-                stored,
-                recipe=self.args.recipe,
-                steps=self.args.steps,
-                seed=self.args.seed,
-                progress=False,
+                wf, stored, recipe=OURS[name], seed=self.args.seed, progress=False
             )
-            self.filtered, self.seconds = wf, history.seconds
-        return self.filtered
+            print(f"{name}: {history.stopped} {history.verdict}", flush=True)
+            self.filtered[name] = (wf, history.seconds)
+        return self.filtered[name]
 
 
 def latest(reports: list[Report]) -> list[Report]:
@@ -197,9 +207,14 @@ def write_table(lines: Path, dataset: str) -> None:
 
 def where_we_lose(report: Report) -> str:
     """Every column with a direction in which another method, on the same classes, beats ours."""
+    parts = [lost_by(report, name) for name in OURS if name in report.methods]
+    return "\n".join(["", *parts])
+
+
+def lost_by(report: Report, ours_name: str) -> str:
     lost = []
     for column in report.columns:
-        ours = report.value("wfilter", column.name)
+        ours = report.value(ours_name, column.name)
         if ours is None or column.better not in ("higher", "lower"):
             continue
         sign = 1 if column.better == "higher" else -1
@@ -207,12 +222,12 @@ def where_we_lose(report: Report) -> str:
         better = [
             f"{method} ({number(value, column.kind)})"
             for method, value in others.items()
-            if value is not None and method not in ("original", "wfilter", "random network")
+            if value is not None and method not in ("original", "random network", *OURS)
             if sign * (value - ours) > 0
         ]
         if better:
             lost.append(f"- {column.name}: {number(ours, column.kind)}, {', '.join(better)}")
-    return "\n### Where wfilter loses, and to whom\n\n" + "\n".join(lost) + "\n"
+    return f"### Where {ours_name} loses, and to whom\n\n" + "\n".join(lost) + "\n"
 
 
 HEAD = """# Audit on {dataset}, {network}

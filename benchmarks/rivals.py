@@ -3,11 +3,12 @@
     python benchmarks/rivals.py --recipe mnist --classes 1 3 8
 
 needs the networks of ``references.py --recipe mnist --each 1 3 8``. Each rival forgets one class at
-a time with its paper's settings on nine tenths of the training images; the last tenth chooses among
-a tenth of its learning rate, the rate, and ten times it. The finished model goes to
-``OUT/rivals/cnn-mnist-s0-without3-salun.pt`` (read it with ``torch.load(..., weights_only=False)``:
-your own file), a JSON line to ``OUT/rivals.jsonl``. Methods and classes that have a line are not
-run again, so the same command goes on. ``--collect`` stores the lines and makes the table.
+a time with its paper's settings on nine tenths of the training images; the last tenth says whether
+its learning rate serves, and where it does not chooses a tenth or ten times it. The finished model
+goes to ``OUT/rivals/cnn-mnist-s0-without3-salun.pt`` (read it with ``torch.load(...,
+weights_only=False)``: your own file), a JSON line to ``OUT/rivals.jsonl``. Methods and classes that
+have a line are not run again, so the same command goes on. ``--collect`` stores the lines and makes
+the table.
 
 Test images only measure. Accuracies are of the whole training and test sets; the probe is a
 logistic regression on the features of 5,000 training images of all classes, read at the forgotten
@@ -96,7 +97,8 @@ class Problem:
                 f"{path} is lacking. Make it first: python benchmarks/references.py "
                 f"--recipe {self.args.recipe} --seed {self.args.seed}{each} --out {self.args.out}"
             )
-        return zoo.load_weights(zoo.create(self.name), path)
+        model = zoo.load_weights(zoo.create(self.name), path)
+        return model.to(memory_format=torch.channels_last)  # half the time on a CPU
 
     def rival(self, method: str, label: int) -> baselines.Rival:
         if method == "retrained":

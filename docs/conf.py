@@ -37,7 +37,7 @@ suppress_warnings = ["config.cache"]
 
 def write_command_line(_: object) -> None:
     """The page of the commands, from typer's own description of them."""
-    from wfilter.cli.commands import app
+    from wfilter.cli.main import app
 
     group = typer.main.get_command(app)
     pages = [

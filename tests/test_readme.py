@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wfilter.cli import commands as cli
+from wfilter.cli import main as cli
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wfilter.evaluation.run import compare, evaluate
     from wfilter.files.checkpoint import load
     from wfilter.files.export import export
+    from wfilter.files.exported import load_exported
     from wfilter.files.pruned import load_pruned, save_pruned
     from wfilter.metrics.problem import Budget
     from wfilter.untraining.loop import untrain
@@ -53,6 +54,7 @@ __all__ = [
     "export",
     "find_targets",
     "load",
+    "load_exported",
     "load_pruned",
     "metrics",
     "page",
@@ -83,6 +85,7 @@ _HOMES = {
     "export": "files.export",
     "find_targets": "core.attach",
     "load": "files.checkpoint",
+    "load_exported": "files.exported",
     "load_pruned": "files.pruned",
     "prune": "core.prune",
     "register": "core.rules",

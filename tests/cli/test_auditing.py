@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import save_file
 
 from wfilter import zoo
-from wfilter.cli import commands as cli
+from wfilter.cli import main as cli
 
 
 @pytest.fixture(scope="module")

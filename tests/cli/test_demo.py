@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from wfilter.cli import commands as cli
 from wfilter.cli import demo
+from wfilter.cli import main as cli
 
 
 def test_short_demo_prints_tables_and_writes_a_folder_that_evaluate_reads(tmp_path, capsys):

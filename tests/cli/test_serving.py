@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs pip install 'wfilter[serve]'")
 
 from servers import NAMES, Book, make_run
-from wfilter.cli import commands as cli
+from wfilter.cli import main as cli
 from wfilter.serve import parse_policy
 from wfilter.serve.tokens import parse_line
 

@@ -126,9 +126,14 @@ def test_a_folded_head_has_lost_the_weights_of_its_forgotten_classes():
     assert set(rest(features(100)).argmax(1).tolist()) <= {1, 3}
 
 
-def test_rows_without_detectors_cannot_be_folded():
-    with pytest.raises(ValueError, match="without detectors"):
-        make(detectors=False).folded(head(), torch.tensor([True, False, False, False]))
+def test_rows_without_detectors_fold_to_a_head_that_answers_as_they_do_without_the_class():
+    rows, layer, h = make(detectors=False), head(), features(100)
+    forget = torch.tensor([True, False, True, False])
+    alone = rows.folded(layer, forget)
+    assert type(alone) is torch.nn.Linear
+    assert not alone.weight[[0, 2]].any()
+    wanted = layer(h).masked_fill(forget, -torch.inf).argmax(1)
+    assert torch.equal(alone(h).argmax(1), wanted)
 
 
 def test_a_set_of_all_classes_cannot_be_folded():

@@ -7,7 +7,7 @@ from torch import nn
 import reference
 import wfilter
 from helpers import CLASSES, TINY, apply, close, family, randomise, tiny
-from wfilter.core.inspection import example_inputs
+from wfilter.core.guessing import example_inputs
 
 LABELS = torch.tensor([3, -1, 0, 1])
 

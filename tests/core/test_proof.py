@@ -173,17 +173,46 @@ def test_a_weight_used_where_no_mode_sees_it_is_right_or_refused(use, x):
     right_or_refused(lambda: check(odd, x, targets=["conv.*", "inner.weight"]), "inner.weight")
 
 
-def test_a_weight_in_a_scripted_function_is_refused_by_name(x):
+@pytest.fixture
+def scripted():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scripting is deprecated, and still in use
-        scripted = torch.jit.script(product)
+        return torch.jit.script(product)
 
+
+def test_a_weight_in_a_scripted_function_is_refused_by_name(scripted, x):
     def odd(model, x):
         pooled = model.conv(x).mean((2, 3))
         return model.head((model.inner(pooled) + scripted(pooled, model.inner.weight)).tanh())
 
     with pytest.raises(ValueError, match=r"inner\.weight is used where its gates cannot follow"):
         check(odd, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_difference_that_could_be_rounding_is_looked_at_in_float64(dtype, scripted, x):
+    def odd(model, x):
+        pooled = model.conv(x).mean((2, 3))
+        unseen = 2e-3 * scripted(pooled, model.inner.weight)
+        return model.head((model.inner(pooled) + unseen).tanh())
+
+    model = randomise(Net(odd)).to(dtype)
+    with pytest.raises(ValueError, match=r"inner\.weight is used where its gates cannot follow"):
+        wfilter.apply_weight_filtering(model, targets="*", example_input=x.to(dtype))
+    model.odd = lambda m, x: m.body(x) + 1e4  # an offset hides nothing, and is no fault
+    wfilter.apply_weight_filtering(model, targets="*", example_input=x.to(dtype))
+
+
+def test_the_proof_takes_few_forwards(x):
+    calls = []
+
+    def odd(model, x):
+        calls.append(len(x))
+        return model.body(x)
+
+    check(odd, x)
+    applied = calls[: calls.index(6)]  # images of the proof come in other numbers
+    assert len(applied) <= 12, applied
 
 
 def cached(model, x):

@@ -114,10 +114,12 @@ def test_a_baked_model_has_plain_layers_that_move_the_class(tmp_path):
     assert not any("wfilter" in type(m).__module__ for m in baked.modules())
 
 
-def test_rows_without_detectors_refuse_to_bake_rather_than_lose_the_features():
-    wf, _ = rerouted(detectors=False)
-    with pytest.raises(ValueError, match="without detectors"):
-        wf.bake(forget=1)
+def test_rows_without_detectors_bake_to_a_head_without_the_class():
+    wf, x = rerouted(detectors=False)
+    baked = wf.bake(forget=1).eval()
+    assert baked.state_dict().keys() == wf.base.state_dict().keys()
+    assert not bool((baked(x).argmax(1) == 1).any())
+    assert not baked.get_parameter(wf.feature_rows.head)[1].any()
 
 
 def test_the_plan_and_a_copy_show_the_rows():

@@ -275,7 +275,7 @@ def test_a_pickle_under_another_name_is_refused_and_not_run(tmp_path, wf, by_tor
 def test_a_file_that_declares_much_and_holds_holes_is_refused_in_little_memory(saved, wf):
     """A sparse file of 64 GB: size, header and facts agree, the alphas do not fit the model."""
     shape = [3, 64 * 2**30 // 12]
-    facts = {**checkpoint._facts(wf), "targets": ["0.weight"], "digest": ""}
+    facts = {**checkpoint._header(wf), "targets": ["0.weight"], "digest": ""}
     entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 12 * shape[1]]}
     content = header({"__metadata__": {"wfilter": json.dumps(facts)}, "0.weight": entry})
     with saved.open("wb") as file:

@@ -18,7 +18,9 @@ from torch import nn
 
 import digits
 from wfilter import baselines, metrics
+from wfilter.core.feature_rows import FeatureRows
 from wfilter.data.running import evaluating, seeded
+from wfilter.metrics.training import unmasked
 
 
 def random_pairs(samples=300, classes=5, seed=0):
@@ -358,6 +360,32 @@ def test_relearning_refuses_what_it_cannot_use():
 # insertion and deletion
 
 
+def test_relearning_takes_off_the_bias_by_which_a_folded_row_rules_a_class_out():
+    images, labels = torch.eye(3).repeat(5, 1), torch.arange(3).repeat(5)
+    head = nn.Linear(3, 3)
+    head.weight.data.copy_(5 * torch.eye(3))
+    rows = FeatureRows(torch.eye(3), torch.ones(3, 3), None, torch.eye(3), torch.zeros(3))
+    folded = nn.Sequential(*rows.folded(head, torch.tensor([False, True, False])))
+    assert folded(images).argmax(1).ne(1).all()
+    again = metrics.few_shot_relearn(
+        unmasked(folded), 1, (images, labels), [(images, labels)], shots=(5,), lr=0.5
+    )
+    assert again[5] == (1.0, 1.0)
+
+
+def test_relearning_from_few_images_takes_the_rate_that_serves_the_attacker():
+    images, labels = torch.eye(2).repeat(5, 1), torch.arange(2).repeat(5)
+    blank = nn.Linear(2, 2, bias=False)
+    nn.init.constant_(blank.weight, 0.5)
+    blank.weight.data[1] -= 0.3
+    weak, strong, both = (
+        metrics.few_shot_relearn(blank, 1, (images, labels), [(images, labels)], shots=(1,), lr=lr)
+        for lr in (1e-6, 0.1, (1e-6, 0.1, 1e-5))
+    )
+    assert weak[1][1] < strong[1][1]
+    assert both == strong
+
+
 def test_insertion_and_deletion_equal_a_curve_computed_by_hand():
     gates = {"a": torch.tensor([0.0, 0.8, 0.2, 0.9]), "b": torch.tensor([0.5, 0.1])}
     given = {name: gate.clone() for name, gate in gates.items()}
@@ -476,10 +504,10 @@ def test_features_of_a_timm_model_are_its_pre_logits(name):
         torch.testing.assert_close(head(expected), model(images))
 
 
-def test_features_of_a_model_with_two_heads_are_timms_pre_logits():
+def test_features_of_a_model_with_two_heads_lie_side_by_side():
     timm = pytest.importorskip("timm")
     model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, num_classes=7).eval()
-    assert metrics.penultimate_features(model, torch.randn(2, 3, 32, 32)).shape == (2, 192)
+    assert metrics.penultimate_features(model, torch.randn(2, 3, 32, 32)).shape == (2, 384)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +531,7 @@ def test_features_can_be_taken_through_another_forward():
 def test_a_head_that_is_never_called_is_refused():
     with pytest.raises(ValueError, match="it is not the head"):
         metrics.penultimate_features(nn.Linear(2, 2), torch.zeros(1, 2), head=nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="neither a linear nor a convolutional"):
+    with pytest.raises(ValueError, match="could not guess an input that ReLU takes"):
         metrics.find_head(nn.ReLU())
 
 

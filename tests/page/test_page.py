@@ -92,6 +92,40 @@ def test_ids_are_unique_and_every_reference_has_its_target(page):
     assert {*wanted} <= {*ids}
 
 
+def test_the_first_screen_says_in_one_sentence_what_is_forgotten_and_how_well(untrained, page):
+    wf, _ = untrained
+    sample = take_sample(wf, named_digits(), 8)
+    with torch.no_grad():
+        after = metrics.forget_accuracy(
+            wf(sample.images, forget=sample.labels), sample.labels, sample.labels
+        )
+    lead = re.search(r'<p class="lead">(.*?)</p>', page.read_text()).group(1)
+    assert lead.startswith("Told to forget any one of 10 classes, this model recognises ")
+    assert f"<b>{100 * after.mean:.1f} %</b> of that class" in lead
+    known = sorted((r for r, x in after.by_row.items() if x > 0.05), key=lambda r: -after.by_row[r])
+    assert ("Still known: " in lead) == bool(known)
+    assert all(f"digit &lt;{row}&gt;" in lead for row in known[:5])
+
+
+def test_classes_that_are_not_forgotten_are_named_on_the_first_screen(tmp_path):
+    wf = small_filters(3)
+    with torch.no_grad():
+        wf.alphas.fill_(20.0)  # open gates: nothing is forgotten
+        wf.base[2].weight.zero_()
+        wf.base[2].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))  # every image is taken for class 1
+    batch = (torch.rand(6, 1, 2, 2), torch.arange(6) % 3)
+    page = write_page(wf, [batch], tmp_path / "a.html", steps=2, classes=[1])
+    assert "<strong>Still known: class 1 (100.0 %).</strong>" in page.read_text()
+
+
+def test_the_outline_names_every_section_in_order(page):
+    text = page.read_text()
+    outline = re.search(r"<nav.*?</nav>", text).group(0)
+    links = re.findall(r'<a href="#([^"]+)">([^<]+)</a>', outline)
+    assert links[0] == ("summary", "Summary")
+    assert links[1:] == re.findall(r'<section id="([^"]+)"><h2>([^<]+)</h2>', text)
+
+
 def test_the_table_holds_the_accuracies_of_the_filtered_model(untrained, page):
     wf, _ = untrained
     sample = take_sample(wf, named_digits(), 8)
@@ -197,7 +231,7 @@ def opened(browser, page: Path, width: int = 1280, scheme: str = "light"):
 
 def visible_panels(browser) -> list[str]:
     script = (
-        "return [...document.querySelectorAll('.panel')].filter(p => p.offsetHeight > 0)"
+        "return [...document.querySelectorAll('#class .panel')].filter(p => p.offsetHeight > 0)"
         ".map(p => p.querySelector('h3').textContent)"
     )
     return browser.execute_script(script)
@@ -215,7 +249,7 @@ def test_the_page_opens_without_console_errors_and_fetches_nothing(browser, page
 @browser_only
 def test_clicks_and_arrow_keys_switch_the_class(browser, page):
     opened(browser, page)
-    tabs = browser.find_elements("css selector", '[role="tab"]')
+    tabs = browser.find_elements("css selector", '#class [role="tab"]')
     assert [tab.text for tab in tabs] == [NAMES[row] for row in PANELS]
     assert visible_panels(browser) == [NAMES[3]]
     tabs[1].click()
@@ -226,6 +260,28 @@ def test_clicks_and_arrow_keys_switch_the_class(browser, page):
     tabs[2].send_keys("\ue014")
     assert visible_panels(browser) == [NAMES[3]]
     assert browser.get_log("browser") == []
+
+
+@browser_only
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_definition_appears_on_focus_inside_the_window_and_goes_with_escape(browser, page, width):
+    opened(browser, page, width)
+    for term in browser.find_elements("css selector", "header .term"):
+        browser.execute_script("arguments[0].focus()", term)
+        tip = browser.find_element("id", "tip")
+        assert tip.text == term.get_attribute("data-tip")
+        assert tip.rect["x"] >= 0
+        assert tip.rect["x"] + tip.rect["width"] <= width
+        term.send_keys("\ue00c")  # escape
+        assert not tip.is_displayed()
+    assert browser.get_log("browser") == []
+
+
+@browser_only
+def test_the_sentence_its_picture_and_the_numbers_fit_the_first_screen(browser, page):
+    opened(browser, page)
+    bottom = "return document.querySelector('header').getBoundingClientRect().bottom"
+    assert browser.execute_script(bottom) <= 900
 
 
 @browser_only
@@ -241,7 +297,8 @@ def test_every_picture_has_something_in_it(browser, page):
             return [box.width, box.height, s.clientWidth, s.querySelectorAll('path').length];
         })"""
     boxes = browser.execute_script(script)
-    assert len(boxes) == 3 * 2 + 5 + 2 + 3  # two per panel, all classes, one live layer, matrices
+    # the first screen's, two per panel, all classes, one live layer, matrices
+    assert len(boxes) == 1 + 3 * 2 + 5 + 2 + 3
     assert all(w > 200 and h > 60 and shown > 200 and n > 3 for w, h, shown, n in boxes)
 
 

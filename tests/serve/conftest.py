@@ -1,5 +1,8 @@
 """The server's tests need the extra ``serve``; without it they are skipped, with the reason."""
 
+import socket
+import threading
+import time
 import warnings
 
 import pytest
@@ -48,3 +51,28 @@ def serve_app(run, book, engine):
         return make_app(service), service
 
     return make
+
+
+@pytest.fixture
+def listen():
+    """Puts an application behind uvicorn on loopback, in a thread, and gives its address."""
+    import uvicorn
+
+    started = []
+
+    def begin(app):
+        with socket.socket() as trial:
+            trial.bind(("127.0.0.1", 0))
+            port = trial.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="critical", ws="none"))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        started.append((server, thread))
+        while not server.started:
+            time.sleep(0.02)
+        return f"http://127.0.0.1:{port}"
+
+    yield begin
+    for server, thread in started:
+        server.should_exit = True
+        thread.join()

@@ -110,6 +110,15 @@ def test_log_goes_on_where_it_was(tmp_path):
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 2
 
 
+def test_deleted_file_is_begun_anew(tmp_path):
+    log = AuditLog(tmp_path, "a")
+    log.write({"number": 0})
+    (tmp_path / "a.jsonl").unlink()
+    log.write({"number": 1})
+    assert json.loads((tmp_path / "a.jsonl").read_text()) == {"number": 1}
+    log.close()
+
+
 @pytest.mark.parametrize("on_failure", ["refuse", "serve"])
 def test_full_disk_is_never_silent_and_leaves_no_half_line(tmp_path, monkeypatch, on_failure):
     log = AuditLog(tmp_path, "a", on_failure=on_failure)
@@ -182,6 +191,13 @@ def bomb(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"0" * 99))
 
 
+def many_scans(count, size=2000):
+    """A progressive JPEG whose last scan is there many times: small to send, long to decode."""
+    whole = save(Image.new("L", (size, size), 90), "JPEG", progressive=True)
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + last * count + whole[-2:]
+
+
 BROKEN = {
     "empty": (b"", 400),
     "text": (b"not an image", 400),
@@ -192,6 +208,7 @@ BROKEN = {
     "bomb": (bomb(6000, 6000), 413),
     "bomb beyond Pillow's own limit": (bomb(60000, 60000), 413),
     "less data than claimed": (bomb(100, 100), 400),
+    "JPEG of a thousand scans": (many_scans(1000), 413),
     "bytes turned": (bytes(b ^ 255 for b in png()), 400),
 }
 
@@ -202,6 +219,11 @@ def test_broken_or_hostile_image_is_refused_in_words(name):
     with pytest.raises(Refusal) as caught:
         decode(content, GREY)
     assert caught.value.status == status
+
+
+def test_usual_progressive_photograph_is_taken():
+    content = save(Image.new("RGB", (3000, 2000), "red"), "JPEG", progressive=True)
+    assert decode(content, COLOUR).shape == (3, 8, 8)
 
 
 def test_damaged_image_is_refused_or_decoded_never_worse():

@@ -4,8 +4,6 @@ import asyncio
 import base64
 import json
 import shutil
-import socket
-import threading
 import time
 
 import pytest
@@ -87,22 +85,8 @@ def test_page_and_policy_exclude_each_other(run, book):
 
 
 @pytest.fixture
-def address(serve_app):
-    """The application behind uvicorn, in a thread."""
-    import uvicorn
-
-    app, _ = serve_app(policy=None, playground=True)
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port = trial.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", ws="none"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}/playground"
-    server.should_exit = True
-    thread.join()
+def address(serve_app, listen):
+    return listen(serve_app(policy=None, playground=True)[0]) + "/playground"
 
 
 @pytest.fixture(scope="module")

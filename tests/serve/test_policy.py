@@ -1,5 +1,6 @@
 """A policy is whole and right, or it is not used."""
 
+import logging
 import os
 import time
 
@@ -155,3 +156,52 @@ def test_file_replaced_twice_between_two_looks_is_in_force_at_once(tmp_path):
             book.forget["a"] = [chosen]
             book.write()
         assert set(file.current().tenants["a"].forget) == {number}
+
+
+def test_date_in_the_future_does_not_keep_a_policy_out_of_force(tmp_path):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    file = PolicyFile(book.path, NAMES)
+    book.path.write_text(book.text().replace("[1]", "[2]"))
+    later = time.time() + 1e6
+    os.utime(book.path, (later, later))
+    assert file.current().tenants["a"].forget == {1}
+    time.sleep(SETTLED + 0.1)
+    assert file.current().tenants["a"].forget == {2}
+
+
+def test_link_to_another_folder_is_followed_at_once(tmp_path):
+    """As a mounted secret is replaced: the file's own path leads through a link that is renamed."""
+    for name, classes in (("one", [1]), ("two", [2])):
+        (tmp_path / name).mkdir()
+        Book(tmp_path / name / "policy.toml", {"a": classes})
+    (tmp_path / "now").symlink_to("one")
+    file = PolicyFile(tmp_path / "now" / "policy.toml", NAMES)
+    assert file.current().tenants["a"].forget == {1}
+    (tmp_path / "next").symlink_to("two")
+    (tmp_path / "next").replace(tmp_path / "now")
+    assert file.current().tenants["a"].forget == {2}
+
+
+def test_pipe_in_place_of_the_policy_stops_nothing(tmp_path):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    file = PolicyFile(book.path, NAMES)
+    book.path.unlink()
+    os.mkfifo(book.path)
+    assert file.current().tenants["a"].forget == {1}
+    assert "is not a file" in file.problem
+
+
+def test_policy_that_everybody_may_write_is_told_of(tmp_path, caplog):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    book.path.chmod(0o666)
+    with caplog.at_level(logging.WARNING, "wfilter.serve"):
+        PolicyFile(book.path, NAMES)
+    assert "chmod o-w" in caplog.text
+
+
+def test_large_policy_of_another_model_is_refused_in_seconds():
+    text = "".join(f"[tenants.t{i}]\nforget = ['no-{i}']\ntokens = []\n" for i in range(3000))
+    began = time.process_time()
+    with pytest.raises(PolicyError, match="and 2980 more"):
+        parse_policy(text, NAMES)
+    assert time.process_time() - began < 10

@@ -12,6 +12,7 @@ import torch
 import reference
 from servers import NAMES, as_json, call, classify, png
 from wfilter.serve.images import decode
+from wfilter.serve.service import Question
 
 JSON = {"content-type": "application/json"}
 
@@ -208,6 +209,10 @@ BODIES = {
     "top_k of zero": (JSON, as_json(png(), top_k=0), 400),
     "top_k too large": (JSON, as_json(png(), top_k=10**30), 400),
     "top_k of text": (JSON, as_json(png(), top_k="5e3"), 400),
+    "top_k of digits as text": (JSON, as_json(png(), top_k="5"), 400),
+    "top_k and a half": (JSON, as_json(png(), top_k=2.5), 400),
+    "top_k beyond all numbers": (JSON, as_json(png(), top_k=float("inf")), 400),
+    "top_k of no number": (JSON, as_json(png(), top_k=float("nan")), 400),
     "top_k of truth": (JSON, as_json(png(), top_k=True), 400),
     "wrong encoding": (JSON, b"\xff\xfe{}", 400),
     "nothing said of its kind": ({}, as_json(png()), 415),
@@ -313,12 +318,26 @@ def test_failure_inside_shows_nothing_of_the_inside(serve_app, book, monkeypatch
     assert json.loads((tmp_path / "test.jsonl").read_text())["status"] == 500
 
 
-def test_logits_that_are_no_numbers_are_an_error_not_an_answer(engine):
+def test_image_without_finite_logits_fails_alone_not_its_batch(serve_app, engine):
     from dataclasses import replace
 
-    broken = replace(engine, forward=lambda x, s: torch.full((len(x), 10), torch.nan))
-    with pytest.raises(RuntimeError, match="no finite numbers"):
-        broken.answer([torch.zeros(1, 8, 8)], [frozenset()], [3])
+    def forward(images, sets):
+        logits = engine.forward(images, sets).clone()
+        logits[0, 3] = torch.nan
+        return logits
+
+    service = serve_app()[1]
+    service.engine = replace(engine, forward=forward)
+    question = Question(decode(png(), engine.facts), frozenset({1}), 3)
+
+    async def both():
+        asked = (service.ask(question), service.ask(question))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    bad, good = asyncio.run(both())
+    assert "no finite numbers" in str(bad)
+    assert good.batch_size == 2
+    assert good.ranked == engine.answer([question.image] * 2, [question.forget] * 2, [3, 3])[1]
 
 
 @pytest.mark.parametrize("on_failure", ["refuse", "serve"])
@@ -344,6 +363,16 @@ def test_full_disk_refuses_or_serves_as_told_and_is_never_silent(
     assert ready.json["audit_failing"]
     assert after.status == 200
     assert service.audit.lost == (0 if refuse else 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_disk_that_is_full_from_the_start_answers_nothing(serve_app, book, tmp_path):
+    (tmp_path / "test.jsonl").symlink_to("/dev/full")
+    app, _ = serve_app(audit=str(tmp_path))
+    reply = asyncio.run(classify(app, book.tokens["bank"], png()))
+    assert reply.status == 503
+    assert reply.headers["retry-after"] == "5"
+    assert reply.json == {"detail": "the request could not be logged and is refused."}
 
 
 def test_audit_log_has_all_it_should_and_nothing_it_should_not(serve_app, book, tmp_path):
@@ -392,6 +421,16 @@ def test_playground_is_not_there_unless_asked_for(serve_app):
     for path in ("/playground", "/playground/classify"):
         assert asyncio.run(call(app, "GET", path)).status == 404
         assert asyncio.run(call(app, "POST", path)).status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/classify/", "//v1/classify", "/V1/classify", "/v1/classify/school", "/v1/../v1/classify"],
+)
+def test_path_that_only_looks_like_ours_is_not_found(serve_app, book, path):
+    app, _ = serve_app()
+    headers = JSON | {"authorization": f"Bearer {book.tokens['bank']}"}
+    assert asyncio.run(call(app, "POST", path, as_json(png()), headers)).status == 404
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])

@@ -1,8 +1,9 @@
 """The default: it looks, goes on where rows lag, and tells the truth about what it reached."""
 
+import copy
 import dataclasses
 import json
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -12,13 +13,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import digits
 import wfilter
 from helpers import linear, samples
+from wfilter.core.forget import as_sets
 from wfilter.data.batches import InMemory
 from wfilter.untraining.auto import AutoRun
 from wfilter.untraining.history import Ended, History
-from wfilter.untraining.judging import Judgement, verdict
+from wfilter.untraining.instant import Instant
+from wfilter.untraining.judging import Judgement, Sets, judge, verdict
 from wfilter.untraining.recipes import AUTO, Auto
-from wfilter.untraining.sample import take_sample
-from wfilter.untraining.stages import Stage, choose_stages
+from wfilter.untraining.sample import Sample, take_sample
+from wfilter.untraining.stages import Facts, Stage, choose_stages
 from wfilter.untraining.stored import recipe_from
 
 SHORT = dataclasses.replace(AUTO, steps=8, stages="soft 0.5, soft 1")
@@ -64,6 +67,92 @@ def test_the_default_forgets_every_digit_of_a_plain_cnn_and_says_so():
     wfilter.remove_weight_filtering(wf)
 
 
+@cache
+def by_default() -> tuple[wfilter.FilteredModel, History]:
+    model = copy.deepcopy(plain_cnn())
+    wf = wfilter.apply_weight_filtering(model, example_input=torch.zeros(1, 1, 8, 8))
+    return wf, wfilter.untrain(wf, InMemory(*digits.data()[0]))
+
+
+def test_where_gates_fall_short_all_rows_become_feature_rows_and_meet_the_bar():
+    wf, history = by_default()
+    retain, forget, base = accuracies(wf, *digits.data()[1])
+    assert forget.worst == 0
+    assert retain.mean >= base - 0.005
+    assert history.ended is Ended.MET
+    assert history.verdict.startswith("Every row met the bar, by feature rows (all gates open)")
+    assert "soft 0.5, 120 steps" in history.choices[2]
+    assert "falls short" in history.choices[2]
+    assert history.choices[3].startswith("reroute, num_classes=10")
+    assert set(wf.pinned) == {target.name for target in wf.targets}
+
+
+def test_what_the_default_made_survives_saving_baking_and_its_oracle(tmp_path):
+    wf, _ = by_default()
+    x, labels = (part[:20] for part in digits.data()[1])
+    fresh = copy.deepcopy(plain_cnn())
+    again = wfilter.load(wf.save(tmp_path / "f.safetensors"), fresh, example_input=x[:1])
+    torch.testing.assert_close(again(x, forget=labels), wf(x, forget=labels))
+    assert max(wf.verify(x, forget=labels).values()) < 1e-3
+    assert 3 not in wf.bake(forget=3)(x).argmax(1).tolist()
+
+
+def test_the_default_starts_over_where_it_ended_with_feature_rows():
+    wf, history = by_default()
+    fixed = recipe_from(json.loads(json.dumps(history.fixed)))
+    assert fixed.stages == "reroute"
+    before = {name: value.clone() for name, value in wf.feature_rows.named_buffers()}
+    wfilter.untrain(wf, InMemory(*digits.data()[0]), recipe=fixed)
+    for name, value in wf.feature_rows.named_buffers():
+        torch.testing.assert_close(value, before[name], rtol=1e-3, atol=1e-3)
+
+
+def separate() -> tuple[wfilter.FilteredModel, torch.Tensor, torch.Tensor]:
+    """Each class has units of its own: closing them is all that forgetting takes."""
+    model = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 4)).requires_grad_(False)
+    own = torch.arange(40) % 4
+    model[0].weight.copy_(nn.functional.one_hot(own, 4).float())
+    model[0].bias.zero_()
+    model[2].weight.copy_(nn.functional.one_hot(own, 4).T.float())
+    model[2].bias.zero_()
+    labels = torch.arange(400) % 4
+    noise = torch.rand(400, 4, generator=torch.Generator().manual_seed(0))
+    images = 2 * nn.functional.one_hot(labels, 4) + noise
+    return wfilter.apply_weight_filtering(model, targets="0.weight"), images, labels
+
+
+def test_where_gates_meet_the_bar_they_are_the_result():
+    wf, images, labels = separate()
+    history = wfilter.untrain(wf, InMemory(images, labels))
+    assert history.ended is Ended.MET
+    assert history.verdict.startswith("Every row met the bar, by gates")
+    assert history.fixed["stages"] == "soft 1"
+    assert wf.feature_rows is None
+    with torch.no_grad():
+        assert not (wf(images, forget=labels).argmax(1) == labels).any()
+
+
+def test_feature_rows_the_model_does_not_obey_are_not_used(monkeypatch):
+    monkeypatch.setattr(Instant, "attach", lambda self, rows: False)
+    wf = linear()
+    recipe = dataclasses.replace(AUTO, steps=8, stages="soft 0.5, reroute")
+    history = wfilter.untrain(wf, InMemory(*samples()), recipe=recipe)
+    assert wf.feature_rows is None
+    assert history.fixed["stages"] == "soft 0.5"
+    assert history.choices[-1].endswith("the model answers otherwise than its head alone")
+
+
+def test_a_sample_shows_its_features_on_the_way_to_what_is_kept():
+    x, y = samples()
+    run = AutoRun(linear(), InMemory(x, y), None, SHORT, 0)
+    run.look()
+    run.begin(fresh=True)
+    run.keep()
+    plain = Instant.look(run.wf, run.sample, run.head)
+    torch.testing.assert_close(run.instant.features, plain.features)
+    torch.testing.assert_close(run.instant.base, run.base)
+
+
 @pytest.mark.parametrize("kind", ["memory", "loader", "list", "no labels", "dicts"])
 def test_any_kind_of_batches_will_do(kind):
     x, y = samples()
@@ -93,12 +182,24 @@ def test_gates_for_each_element_are_learned_too():
     assert wfilter.untrain(wf, InMemory(*samples()), recipe=SHORT).rows
 
 
-def test_three_images_of_each_of_many_classes_are_solved():
+def test_three_images_of_each_of_many_classes_get_feature_rows():
     wf = linear(classes=300)
     x, y = torch.randn(900, 6, generator=torch.Generator().manual_seed(0)), torch.arange(900) % 300
     history = wfilter.untrain(wf, InMemory(x, y))
-    assert "rows are solved" in history.choices[0]
+    assert "300 classes: feature rows, which take no steps" in history.choices[0]
     assert "too few to hold any out" in history.choices[1]
+    assert history.fixed["stages"] == "reroute"
+    assert history.ended is Ended.MET
+    assert wf.feature_rows is not None
+
+
+def test_many_classes_without_a_place_for_feature_rows_are_solved():
+    x, y = torch.randn(900, 6, generator=torch.Generator().manual_seed(0)), torch.arange(900) % 300
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 300), nn.Softplus())
+    wf = wfilter.apply_weight_filtering(model, 300, targets="0.*")
+    history = wfilter.untrain(wf, InMemory(x, y))
+    assert "rows are solved" in history.choices[0]
+    assert "no feature rows: the logits are not what one linear layer makes" in history.choices[0]
     assert history.fixed["stages"] == "linear"
 
 
@@ -111,10 +212,12 @@ def test_the_recipe_it_settled_on_gives_the_same_alphas_without_looking():
     assert torch.equal(first.alphas, again.alphas)
 
 
+@pytest.mark.parametrize("stages", ["soft 0.5, soft 1", "soft 0.5, reroute"])
 @pytest.mark.parametrize("after", [1, 5, 8, 12, 15])
-def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, monkeypatch, after):
+def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, monkeypatch, after, stages):
     whole, part, resumed = linear(), linear(), linear()
-    wfilter.untrain(whole, InMemory(*samples()), recipe=SHORT)
+    recipe = dataclasses.replace(SHORT, stages=stages)
+    wanted = wfilter.untrain(whole, InMemory(*samples()), recipe=recipe)
     step, calls = AutoRun._step, []
 
     def stopping(self):
@@ -126,12 +229,16 @@ def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, monkeypatch, af
     file = tmp_path / "run.safetensors"
     with monkeypatch.context() as patched:
         patched.setattr(AutoRun, "_step", stopping)
-        history = wfilter.untrain(part, InMemory(*samples()), recipe=SHORT, checkpoint=file)
-    assert history.ended is Ended.INTERRUPTED
+        history = wfilter.untrain(part, InMemory(*samples()), recipe=recipe, checkpoint=file)
+    assert (history.ended is Ended.INTERRUPTED) == (after < len(wanted.records))
     history = wfilter.untrain(
-        resumed, InMemory(*samples()), recipe=SHORT, checkpoint=file, resume=True
+        resumed, InMemory(*samples()), recipe=recipe, checkpoint=file, resume=True
     )
     assert torch.equal(resumed.alphas, whole.alphas)
+    assert history.choices == wanted.choices
+    assert history.verdict == wanted.verdict
+    for name, value in whole.feature_rows.named_buffers() if whole.feature_rows else ():
+        assert torch.equal(dict(resumed.feature_rows.named_buffers())[name], value)
 
 
 def test_steps_are_a_limit_and_the_base_model_stays_bit_identical():
@@ -155,8 +262,8 @@ def test_held_out_images_are_never_drawn():
     x, y = samples()
     run = AutoRun(linear(), InMemory(x, y), None, SHORT, 0)
     run.look()
-    run._begin(fresh=True)
-    run._keep()
+    run.begin(fresh=True)
+    run.keep()
     assert 0 < run.sample.held.sum() < len(x)
     for seed in range(20):
         index, blend, _ = run._draw(torch.Generator().manual_seed(seed))
@@ -180,18 +287,65 @@ def test_history_keeps_choices_rows_and_the_fixed_recipe_through_json():
 def test_the_verdict_names_classes_that_are_still_known_or_cost_others():
     kept = {0: 0.9, 1: 0.9, 2: 0.5}
     found = Judgement(3, kept, {0: 0.0, 1: 0.25, 2: 0.0}, {0: 0.9, 1: 0.9, 2: 0.9})
-    text = verdict(found, AUTO, ["cat", "dog", "owl"].__getitem__, "more images")
-    assert "2 of 3 rows fall short: still known: dog (25 %)" in text
+    text = verdict(found, AUTO, ["cat", "dog", "owl"].__getitem__, "gates", "more images")
+    assert "2 of 3 rows fall short with gates: still known: dog (25 %)" in text
     assert "rows of owl (40.0)" in text
     assert text.endswith("Try more images.")
     fine = Judgement(2, {0: 0.9, 1: 0.9}, {0: 0.0, 1: 0.0}, {0: 0.9, 1: 0.9})
-    assert verdict(fine, AUTO, str, "").startswith("Every row met the bar: Acc_r 90.0")
+    assert verdict(fine, AUTO, str, "gates", "").startswith(
+        "Every row met the bar, by gates: Acc_r 90.0"
+    )
 
 
-def test_stages_follow_the_layers_and_the_classes():
-    assert [str(s) for s in choose_stages(20, 10, False)[0]][:2] == ["hard 0.2", "soft 0.2"]
-    assert [str(s) for s in choose_stages(1, 10, False)[0]] == ["hard 1", "soft 1"]
-    assert [str(s) for s in choose_stages(20, 1000, False)[0]] == ["linear"]
+def test_a_judgement_counts_doubtful_images_and_sets():
+    kept = {0: 0.99, 1: 0.99, 2: 0.99}
+    never = {0: 0.0, 1: 0.0, 2: 0.0}
+    plain = Judgement(3, kept, never, kept)
+    assert plain.is_met(AUTO)
+    doubtful = dataclasses.replace(plain, changed={0: 0.0, 1: 0.02, 2: 0.04})
+    assert doubtful.lagging(AUTO) == [1, 2]
+    fine, poor = Sets(0.98, 0.0, 0.99, 2.5), Sets(0.97, 0.0, 0.99, 2.5)
+    assert dataclasses.replace(plain, sets=fine).is_met(AUTO)
+    found = dataclasses.replace(plain, sets=poor)
+    assert not found.is_met(AUTO)
+    assert not found.lagging(AUTO)
+    assert "sets of several classes lose more" in verdict(found, AUTO, str, "gates", "")
+    known = dataclasses.replace(plain, sets=Sets(0.99, 0.05, 0.99, 2.5))
+    assert not known.is_met(AUTO)
+
+
+def test_a_mask_is_judged_as_losing_nothing_and_the_base_model_as_forgetting_nothing():
+    rows = torch.arange(200) % 5
+    logits = 3 * nn.functional.one_hot(rows, 5) + torch.rand(200, 5)
+    sample = Sample(torch.Tensor, rows, None, torch.ones(200, dtype=torch.bool))
+
+    def answer(index, forget, blend, masked):
+        x = logits[index]
+        if blend is not None:
+            weight = blend.weight[:, None]
+            x = weight * x + (1 - weight) * logits[blend.other]
+        return x.masked_fill(as_sets(forget, 5), -100.0) if masked else x
+
+    mask = judge(partial(answer, masked=True), sample, logits, 5, 0)
+    assert mask.is_met(AUTO)
+    assert mask.sets.forget == 0
+    base = judge(partial(answer, masked=False), sample, logits, 5, 0)
+    assert base.lagging(AUTO) == [0, 1, 2, 3, 4]
+    assert base.sets.forget == 1
+    assert set(base.changed.values()) == {0.0}
+
+
+def test_stages_follow_the_units_the_classes_and_the_place_for_feature_rows():
+    def chosen(*units, classes=10, **others):
+        return [str(stage) for stage in choose_stages(Facts(units, classes, **others))[0]]
+
+    assert chosen(*20 * [512]) == ["hard 0.2", "reroute"]
+    assert chosen(*20 * [64]) == ["soft 0.2", "reroute"]
+    assert chosen(64) == ["soft 1", "reroute"]
+    assert chosen(64, 64, reroutes=False) == ["hard 0.5", "soft 0.5", "hard 1", "soft 1"]
+    assert chosen(*20 * [64], classes=1000) == ["reroute"]
+    assert chosen(*20 * [64], classes=1000, reroutes=False) == ["linear"]
+    assert chosen(64, classes=1000, element=True, reroutes=False) == ["hard 1", "soft 1"]
     with pytest.raises(ValueError, match=r"has 'thick 1'. Give 'hard 0.2', 'soft 1.0'"):
         Stage.parse("soft 1, thick 1")
 

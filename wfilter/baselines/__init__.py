@@ -79,9 +79,9 @@ def run(
         train: batches of all classes.
         methods: names from `METHODS`.
         options: keyword arguments for a method, by its name.
-        held_out: batches of all classes on which each method's learning rate is chosen, a tenth of
-            its default, the default, or ten times it; three times the work. Retraining keeps its
-            own, and so does a method whose options name ``lr``.
+        held_out: batches of all classes on which each method's learning rate is chosen: its
+            default where that serves, else a tenth or ten times it; up to three times the work.
+            Retraining keeps its own, and so does a method whose options name ``lr``.
         seed: of every method that draws anything, where its options do not say otherwise.
 
     Example:

@@ -62,7 +62,7 @@ def bad_teaching(
         return distillation(student(images), taught, temperature)
 
     with seeded(seed):
-        optimizer = torch.optim.Adam(student.parameters(), lr)
+        optimiser = torch.optim.Adam(student.parameters(), lr)
         batches = repeat(lambda: task.sample(retain_share, batch_size), epochs, steps)
-        finetune(loss, optimizer, batches)
+        finetune(loss, optimiser, batches)
     return student.eval()

@@ -61,8 +61,8 @@ def boundary_shrink(
         return F.cross_entropy(student(images), nearest)
 
     with seeded(seed):
-        optimizer = sgd(student, lr, weight_decay=0.0)
-        finetune(loss, optimizer, repeat(lambda: task.forget(batch_size), epochs, steps))
+        optimiser = sgd(student, lr, weight_decay=0.0)
+        finetune(loss, optimiser, repeat(lambda: task.forget(batch_size), epochs, steps))
     return student.eval()
 
 

@@ -58,6 +58,6 @@ def delete(
         return (taught.xlogy(taught) - taught * told).sum(1).mean()
 
     with seeded(seed):
-        optimizer = sgd(student, lr, weight_decay=0.0)
-        finetune(loss, optimizer, repeat(lambda: task.forget(batch_size), epochs, steps))
+        optimiser = sgd(student, lr, weight_decay=0.0)
+        finetune(loss, optimiser, repeat(lambda: task.forget(batch_size), epochs, steps))
     return student.eval()

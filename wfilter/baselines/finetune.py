@@ -25,7 +25,7 @@ def sgd(
 
 def finetune(
     loss: Loss,
-    optimizer: torch.optim.Optimizer,
+    optimiser: torch.optim.Optimizer,
     batches: Iterable[tuple[Tensor, Tensor]],
     *,
     after: Callable[[], bool | None] | None = None,
@@ -36,7 +36,7 @@ def finetune(
 
     Args:
         loss: computes the loss of a batch.
-        optimizer: holds what is trained.
+        optimiser: holds what is trained.
         batches: of all epochs, one after the other.
         after: called after each step; True stops.
         clip: the largest norm a step's gradient may have.
@@ -51,12 +51,12 @@ def finetune(
     """
     for images, labels in batches:
         value = loss(images, labels)
-        optimizer.zero_grad()
+        optimiser.zero_grad()
         torch.autograd.backward(value)
         if clip is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            parameters = [p for group in optimiser.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
+        optimiser.step()
         if scheduler is not None:
             scheduler.step()
         if after is not None and after():

@@ -55,8 +55,8 @@ def l1_sparse(
 
     weights: list[float] = []
     with seeded(seed):
-        optimizer = sgd(student, lr)
+        optimiser = sgd(student, lr)
         for epoch in range(epochs):
             weights.append(gamma * (1 - epoch / epochs))
-            finetune(loss, optimizer, islice(task.retain(), steps))
+            finetune(loss, optimiser, islice(task.retain(), steps))
     return student.eval()

@@ -71,7 +71,7 @@ def negative_gradients(
         return ascent + retain_weight * F.cross_entropy(student(images), labels)
 
     with seeded(seed):
-        optimizer = sgd(student, lr, momentum=0.0, weight_decay=0.0)
+        optimiser = sgd(student, lr, momentum=0.0, weight_decay=0.0)
         batches = repeat(task.forget, epochs, steps)
-        finetune(loss, optimizer, batches, after=lambda: seen[-1] <= until, clip=clip)
+        finetune(loss, optimiser, batches, after=lambda: seen[-1] <= until, clip=clip)
     return student.eval()

@@ -49,10 +49,10 @@ def retrained(
     fresh = fresh_copy(model, factory=factory, seed=seed).requires_grad_(True).train()
     with seeded(seed):
         total = sum(1 for _ in repeat(task.retain, 1, None)) * epochs
-        optimizer = sgd(fresh, lr, momentum=momentum, weight_decay=weight_decay)
+        optimiser = sgd(fresh, lr, momentum=momentum, weight_decay=weight_decay)
         cycle = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, lr, total_steps=min(total, steps or total) + 1
+            optimiser, lr, total_steps=min(total, steps or total) + 1
         )
         batches = repeat(task.retain, epochs, steps)
-        finetune(cross_entropy(fresh), optimizer, batches, scheduler=cycle)
+        finetune(cross_entropy(fresh), optimiser, batches, scheduler=cycle)
     return fresh.eval()

@@ -61,11 +61,11 @@ def salun(
     with seeded(seed):
         before = [parameter.detach().clone() for parameter in student.parameters()]
         salient = saliency(student.eval(), task.forget(), share)
-        optimizer = sgd(student.train(), lr)
+        optimiser = sgd(student.train(), lr)
         for _ in range(epochs):
-            finetune(relabelled, optimizer, islice(task.forget(), steps), after=undo)
+            finetune(relabelled, optimiser, islice(task.forget(), steps), after=undo)
             retained = islice(task.retain(), steps)
-            finetune(cross_entropy(student), optimizer, retained, after=undo)
+            finetune(cross_entropy(student), optimiser, retained, after=undo)
     return student.eval()
 
 

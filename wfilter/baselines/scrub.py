@@ -67,9 +67,9 @@ def scrub(
         return alpha * teaching + gamma * F.cross_entropy(logits, labels)
 
     with seeded(seed):
-        optimizer = sgd(student, lr)
+        optimiser = sgd(student, lr)
         for epoch in range(epochs):
             if epoch < max_epochs:
-                finetune(disobey, optimizer, islice(task.forget(forget_batch_size), steps))
-            finetune(obey, optimizer, islice(task.retain(), steps))
+                finetune(disobey, optimiser, islice(task.forget(forget_batch_size), steps))
+            finetune(obey, optimiser, islice(task.retain(), steps))
     return student.eval()

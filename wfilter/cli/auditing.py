@@ -18,9 +18,9 @@ from wfilter.page import write_audit
 CLASS = "{class}"
 FORMS: dict[str, Callable[[Audit, Path], Any]] = {
     ".html": write_audit,
-    ".json": lambda found, path: found.to_json(path),
-    ".md": lambda found, path: path.write_text(found.to_markdown(), encoding="utf-8"),
-    ".tex": lambda found, path: path.write_text(found.to_latex(), encoding="utf-8"),
+    ".json": lambda audited, path: audited.to_json(path),
+    ".md": lambda audited, path: path.write_text(audited.to_markdown(), encoding="utf-8"),
+    ".tex": lambda audited, path: path.write_text(audited.to_latex(), encoding="utf-8"),
 }
 
 
@@ -53,19 +53,19 @@ def run(
     budget = BUDGET if images is None else replace(BUDGET, test_images=images)
     if Path(model).exists():
         opened = jobs.open_filters(Path(model), None, **job)
-        given: Any = opened.wf
+        models: Any = opened.wf
         where, test, base = opened.job, opened.job.images("test"), None
-        chosen = sorted(jobs.parse_classes(given, classes)) if classes else None
+        chosen = sorted(jobs.parse_classes(models, classes)) if classes else None
     else:
         where = jobs.Job(model, **job)
         where.refuse_random_weights()
         test = where.images("test")
         chosen = _rows(classes, test)
-        given = _models(where, str(job["weights"]) if job.get("weights") else None, chosen)
+        models = _models(where, str(job["weights"]) if job.get("weights") else None, chosen)
         base = None if original is None else _network(where, original, test)
     gold = None if retrained is None else _models(where, retrained, chosen or range(len(test)))
     return audit(
-        given,
+        models,
         test,
         train=where.images("train"),
         forget=chosen,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wfilter import data, metrics
-from wfilter.cli import jobs, settings
+from wfilter.cli import settings, untraining
 from wfilter.core.attach import apply_weight_filtering
 from wfilter.core.mask import Mask
 from wfilter.core.model import FilteredModel
@@ -223,7 +223,7 @@ class Show:
             class_names=names,
             example_input=torch.zeros(1, *self.train.image_shape),
         )
-        images = jobs.in_memory(self.train, BATCH_SIZE, SHIFT)
+        images = untraining.in_memory(self.train, BATCH_SIZE, SHIFT)
         self.history = untrain(wf, images, recipe=RECIPE, steps=self.steps, progress=self.progress)
         return wf
 

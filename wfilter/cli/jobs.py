@@ -6,8 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +20,15 @@ from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
 from wfilter.data import formats as readers
 from wfilter.data import zoo
-from wfilter.data.batches import InMemory
-from wfilter.data.images import Batches, ImageSet
+from wfilter.data.images import ImageSet
 from wfilter.evaluation.bench import randomise
-from wfilter.files import card, checkpoint
-from wfilter.untraining.history import Ended, History, training_figures
-from wfilter.untraining.loop import untrain
-from wfilter.untraining.recipes import Linear, Recipe, Stepwise
-from wfilter.untraining.stored import recipe_from
+from wfilter.files import checkpoint
+from wfilter.untraining.history import Ended, History
 
 if TYPE_CHECKING:
     from wfilter.evaluation.report import Report
 
 REPORTS = (".json", ".md", ".tex")
-MOST_IN_MEMORY = 2**30  # bytes of float images; larger sets are read batch by batch
 
 
 @dataclass(frozen=True)
@@ -75,25 +69,27 @@ class Job:
 
     def network(self, num_classes: int | None = None) -> nn.Module:
         """The model with its weights."""
-        given = self.num_classes if self.num_classes is not None else num_classes
+        outputs = self.num_classes if self.num_classes is not None else num_classes
         if self.pretrained and self.model.startswith("torchvision:"):
-            given = self.num_classes
+            outputs = self.num_classes
         weights: str | Path | None = self.weights
         if weights == "data":
             weights = zoo.weights_path(self.model, self.data)
-        return zoo.build(self.model, num_classes=given, pretrained=self.pretrained, weights=weights)
+        return zoo.build(
+            self.model, num_classes=outputs, pretrained=self.pretrained, weights=weights
+        )
 
     def images(self, split: str) -> ImageSet:
         """A split of the dataset, as the model wants to see it."""
         if self.dataset is None:
             raise ValueError(f"no dataset is named. Pass --dataset: {', '.join(readers.NAMES)}.")
         try:
-            facts = dict(vars(zoo.input_facts(self.model)))
+            wanted = dict(vars(zoo.input_facts(self.model)))
         except ValueError:
-            facts = {}  # someone else's model: the dataset as it is stored
+            wanted = {}  # someone else's model: the dataset as it is stored
         if self.size is not None:
-            facts["size"] = self.size
-        return data.load(self.dataset, split, self.data, download=self.download, **facts)
+            wanted["size"] = self.size
+        return data.load(self.dataset, split, self.data, download=self.download, **wanted)
 
     def refuse_random_weights(self) -> None:
         """Untraining a network that knows nothing is always a mistake."""
@@ -156,7 +152,7 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
 
     The values, in the order of `Job`'s fields, override the settings kept beside the filters.
     """
-    given = {**dict(zip(Job.__dataclass_fields__, values)), **named}
+    overrides = {**dict(zip(Job.__dataclass_fields__, values)), **named}
     path = Path(path)
     file = path / checkpoint.FILE if path.is_dir() else path
     if not file.is_file():
@@ -167,17 +163,17 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
     known = settings.read(beside) if beside.is_file() else {}
     fields = {name: known[name] for name in Job.__dataclass_fields__ if name in known}
     source = str(fields.get("model", "")).partition(":")[0]
-    if not given.get("model") and source not in ("timm", "torchvision", "wfilter", ""):
+    if not overrides.get("model") and source not in ("timm", "torchvision", "wfilter", ""):
         raise ValueError(
             f"{beside} names a model by its own code, {fields['model']}. A folder of filters must "
             f"not choose what is run: pass --model {fields['model']} if you trust it."
         )
-    facts, _ = checkpoint.read_facts(file)
-    job = Job(**{**fields, **{k: v for k, v in given.items() if v not in (None, False)}})
+    header, _ = checkpoint.read_header(file)
+    job = Job(**{**fields, **{k: v for k, v in overrides.items() if v not in (None, False)}})
     try:
-        network = job.network(facts["num_classes"])
+        network = job.network(header["num_classes"])
     except FileNotFoundError as error:
-        if given.get("weights"):
+        if overrides.get("weights"):
             raise
         raise FileNotFoundError(
             f"{error} {beside} names it: if it was moved, pass --weights."
@@ -201,50 +197,7 @@ def naming_size(job: Job, size: int | None) -> Iterator[None]:
         ) from error
 
 
-def attach(job: Job, dataset: ImageSet, **options: Any) -> FilteredModel:
-    """Fresh filters on the job's model, for the classes of a dataset."""
-    network = job.network(dataset.num_classes)
-    example = torch.zeros(1, *dataset.image_shape)
-    try:
-        return apply_weight_filtering(
-            network,
-            dataset.num_classes,
-            class_names=dataset.class_names,
-            example_input=example,
-            **options,
-        )
-    except RuntimeError as error:
-        if "already" in str(error):
-            raise
-        raise ValueError(
-            f"{job.model} does not take images of {tuple(dataset.image_shape)}: {error}. Pass "
-            "--size, or another model."
-        ) from error
-
-
-def half_shifted(images: Tensor, generator: torch.Generator, pad: int) -> Tensor:
-    """Every other image, at random, moved by up to ``pad`` pixels.
-
-    Example:
-        >>> half_shifted(torch.rand(4, 1, 8, 8), torch.Generator(), pad=1).shape
-        torch.Size([4, 1, 8, 8])
-    """
-    moved = data.shift_and_flip(images, generator, pad=pad)
-    chosen = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
-    return torch.where(chosen, moved, images)
-
-
-def in_memory(dataset: ImageSet, batch_size: int, shift: int) -> InMemory | Batches:
-    """The dataset as `untrain` reads it fastest: tensors where they fit, batches elsewhere."""
-    augment = partial(half_shifted, pad=shift) if shift else None
-    channels, height, width = dataset.image_shape
-    if 4 * len(dataset) * channels * height * width > MOST_IN_MEMORY:
-        return data.batches(dataset, batch_size, shuffle=True, drop_last=True, augment=augment)
-    images, labels = dataset.batch(torch.arange(len(dataset)))
-    return InMemory(images, labels, batch_size, augment)
-
-
-def parse_classes(wf: FilteredModel, given: Sequence[str]) -> set[int]:
+def parse_classes(wf: FilteredModel, texts: Sequence[str]) -> set[int]:
     """Class names or indices as indices.
 
     Example:
@@ -253,7 +206,7 @@ def parse_classes(wf: FilteredModel, given: Sequence[str]) -> set[int]:
         >>> parse_classes(wf, ["2", "0,1"])
         {0, 1, 2}
     """
-    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
     if not words:
         raise ValueError("no class is named. Pass --forget with class names or indices.")
     names = wf.class_names or ()
@@ -267,151 +220,16 @@ def parse_classes(wf: FilteredModel, given: Sequence[str]) -> set[int]:
     }
 
 
-@contextmanager
-def processes(device: str | None) -> Iterator[tuple[int, str | None]]:
-    """This process's rank and device: under ``torchrun`` one of several, else the only one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield 0, device or ("cuda" if torch.cuda.is_available() else None)
-        return
-    import torch.distributed as dist
-
-    gpu = torch.cuda.is_available() and device != "cpu"
-    local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    if gpu:
-        torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if gpu else "gloo")
-    try:
-        yield dist.get_rank(), local if gpu else device
-    finally:
-        dist.destroy_process_group()
-
-
-def writable_folder(path: Path) -> Path:
-    """The folder, made if need be; a place that cannot be written to is found out now."""
-    path.mkdir(parents=True, exist_ok=True)
-    if not os.access(path, os.W_OK):
-        raise PermissionError(13, "Permission denied", str(path))
-    return path
-
-
-def absolute(job: Job) -> Job:
-    """The job with file names that hold wherever its settings are read."""
-    weights = job.weights
-    if weights and weights != "data":
-        weights = str(Path(weights).absolute())
-    folder = None if job.data is None else str(Path(job.data).absolute())
-    return replace(job, weights=weights, data=folder)
-
-
 def _example(job: Job, network: nn.Module) -> Tensor | None:
     """One image of the size the model's name stands for, if it stands for one."""
     try:
-        facts = zoo.input_facts(job.model)
+        taken = zoo.input_facts(job.model)
     except ValueError:
         if job.dataset is None:
             return None
         return torch.zeros(1, *job.images("test").image_shape)
-    size = facts.size if job.size is None else job.size
-    return torch.zeros(1, facts.channels, size, size)
-
-
-@dataclass(frozen=True)
-class Untraining:
-    """Everything that decides a run of ``wfilter untrain``."""
-
-    job: Job
-    recipe: Recipe
-    out: Path
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int = 64
-    shift: int = 0
-    validation: float = 0.1
-    targets: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    granularity: str = "out"
-    seed: int = 0
-    amp: bool = False
-
-    def to_toml(self, history: History | None = None) -> str:
-        """The settings in full; ``wfilter untrain --config`` repeats the run.
-
-        After a run, those that it settled on, with its choices as comments.
-        """
-        recipe, choices = self.recipe, ""
-        if history is not None and history.fixed:
-            recipe = recipe_from(history.fixed)
-            choices = "".join(f"# {line}\n" for line in (*history.choices, history.verdict))
-        own = {k: v for k, v in vars(self).items() if k not in ("job", "recipe", "out")}
-        facts = {**vars(absolute(self.job)), **own}
-        given = {name: value for name, value in facts.items() if value not in (None, ())}
-        return choices + settings.write({**given, "recipe": recipe.to_dict()})
-
-    def run(self, device: str | None, rank: int, *, resume: bool, progress: bool | None) -> History:
-        """Untrain; the first of several processes writes filters, history and settings."""
-        self.job.refuse_random_weights()
-        train = self.job.images("train")
-        wf = attach(
-            self.job,
-            train,
-            targets=self.targets or "auto",
-            exclude=self.exclude,
-            granularity=self.granularity,
-        )
-        checkpoint = writable_folder(self.out) / "checkpoint.safetensors"
-        history = self._untrain(wf, train, device, checkpoint, resume, progress)
-        if rank == 0 and history.ended is not Ended.INTERRUPTED:
-            wf.save(self.out)
-            text = card.model_card(wf, self._facts(history), training_figures(history))
-            (self.out / card.NAME).write_text(text, encoding="utf-8")
-            (self.out / "history.json").write_text(history.to_json())
-            (self.out / settings.FILE).write_text(self.to_toml(history), encoding="utf-8")
-            checkpoint.unlink(missing_ok=True)
-        return history
-
-    def _facts(self, history: History) -> dict[str, object]:
-        """How the filters were made, for their card; file names of this machine stay out of it."""
-        weights = Path(self.job.weights).name if self.job.weights else ""
-        size = "" if history.ended is Ended.SOLVED else f", {self.batch_size} images a step"
-        facts = {
-            "base model": f"{self.job.model}{' with ' + weights if weights else ''}",
-            "data": self.job.dataset,
-            "recipe": f"{self.recipe.name}, {history.stopped}{size}",
-            "choices": "; ".join(history.choices) or None,
-            "verdict on held-out training images": history.verdict or None,
-            "seconds": f"{history.seconds:.0f}",
-            "seed": self.seed,
-            "all settings": settings.FILE,
-        }
-        return {name: value for name, value in facts.items() if value is not None}
-
-    def _untrain(
-        self,
-        wf: FilteredModel,
-        train: ImageSet,
-        device: str | None,
-        checkpoint: Path,
-        resume: bool,
-        progress: bool | None,
-    ) -> History:
-        val = None
-        if isinstance(self.recipe, Stepwise) and self.recipe.patience and self.validation:
-            train, held = data.hold_out(train, self.validation, self.seed)
-            val = data.batches(held, self.batch_size)
-        return untrain(
-            wf,
-            in_memory(train, self.batch_size, self.shift),
-            val,
-            recipe=self.recipe,
-            steps=self.steps,
-            epochs=self.epochs,
-            device=device,
-            checkpoint=None if isinstance(self.recipe, Linear) else checkpoint,
-            resume=resume,
-            seed=self.seed,
-            amp=self.amp,
-            progress=progress,
-        )
+    size = taken.size if job.size is None else job.size
+    return torch.zeros(1, taken.channels, size, size)
 
 
 def random_filters(job: Job, batch_size: int, device: str | None) -> tuple[FilteredModel, Tensor]:

@@ -17,13 +17,13 @@ def _use_config(context: typer.Context, path: Path | None) -> Path | None:
         return None
     from wfilter.cli import settings
 
-    given = {name.replace("-", "_"): value for name, value in settings.read(path).items()}
-    recipe = given.pop("recipe", None)
+    stored = {name.replace("-", "_"): value for name, value in settings.read(path).items()}
+    recipe = stored.pop("recipe", None)
     if isinstance(recipe, dict):
         context.meta["recipe"] = recipe
         recipe = recipe.get("name")
     known = {str(parameter.name) for parameter in context.command.params}
-    unknown = sorted(set(given) - known)
+    unknown = sorted(set(stored) - known)
     if unknown:
         words = ", ".join(sorted(known - {"config", "debug", "quiet", "as_json", "help"}))
         raise ValueError(
@@ -31,14 +31,14 @@ def _use_config(context: typer.Context, path: Path | None) -> Path | None:
         )
     for parameter in context.command.params:
         name = str(parameter.name)
-        value = given.get(name)
+        value = stored.get(name)
         if getattr(parameter, "multiple", False) and isinstance(value, str):
-            given[name] = [value]  # one word for a list of one
+            stored[name] = [value]  # one word for a list of one
         if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
             raise ValueError(
                 f"{path} has {name} = {str(value).lower()}, but {name} takes a value, not a switch."
             )
-    context.default_map = {**(context.default_map or {}), **given}
+    context.default_map = {**(context.default_map or {}), **stored}
     if recipe is not None:
         context.default_map["recipe"] = recipe
     return path
@@ -96,11 +96,11 @@ Exclude = Annotated[list[str] | None, typer.Option(help="What not to filter; rep
 Granularity = Annotated[str, typer.Option(help="One gate per 'out' unit, or per 'element'.")]
 
 
-def _old_classes(given: list[str] | None) -> list[str] | None:
+def _old_classes(classes: list[str] | None) -> list[str] | None:
     """Say that --classes is what --forget was, where a command takes classes one at a time."""
-    if given:
+    if classes:
         print("--forget is now --classes here: each class is forgotten in turn.", file=sys.stderr)
-    return given
+    return classes
 
 
 OldClasses = Annotated[

@@ -45,12 +45,16 @@ class Given:
 
 
 @contextmanager
-def served(given: Given, host: str, port: int) -> Iterator[dict[str, Any]]:
+def served(
+    given: Given, host: str, port: int, metrics_port: int | None = None
+) -> Iterator[dict[str, Any]]:
     """A server that runs inside the block; what is wrong is found before Ray starts."""
     settings = given.settings()
     application.check(settings, host)
     refuse_taken(host, port)
-    application.start(settings, host, port)
+    if metrics_port is not None:
+        refuse_taken(application.LOOPBACK, metrics_port, "--metrics-port")
+    application.start(settings, host, port, metrics_port)
     try:
         place = f"http://{host}:{port}"
         yield {"url": place, "playground": f"{place}/playground" if given.playground else None}
@@ -58,7 +62,7 @@ def served(given: Given, host: str, port: int) -> Iterator[dict[str, Any]]:
         application.stop()
 
 
-def refuse_taken(host: str, port: int) -> None:
+def refuse_taken(host: str, port: int, option: str = "--port") -> None:
     """Say at once that a port is in use; Ray would try for a minute."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as trial:
@@ -67,7 +71,7 @@ def refuse_taken(host: str, port: int) -> None:
             trial.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"{host}:{port} cannot be listened on ({error.strerror}). Pass another --port."
+                f"{host}:{port} cannot be listened on ({error.strerror}). Pass another {option}."
             ) from error
 
 

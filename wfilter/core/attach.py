@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from wfilter.core.filters import MARK, Mark, is_marked, unmark
 from wfilter.core.forgetting import refuse_inside
 from wfilter.core.gates import HARD
-from wfilter.core.inspection import Inspection, Plan, example_inputs, inspect, make_plan
+from wfilter.core.guessing import guess_images
+from wfilter.core.inspection import Inspection, Plan, inspect, make_plan
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import Inputs, read_example
 from wfilter.core.proof import prove
@@ -107,7 +108,7 @@ def apply_weight_filtering(
     setattr(model, MARK, mark)
     model.eval().requires_grad_(False)
     try:
-        wf.remember(prove(wf, inspection, example))
+        wf.known.remember(prove(wf, inspection, example))
     except BaseException:
         unmark(model)
         raise
@@ -149,22 +150,8 @@ def _try_inspect(
     model: nn.Module, targets: Sequence[Target], example: Example | None
 ) -> tuple[Inspection, Inputs]:
     """Inspect with the example given, or with the first guess the model takes."""
-    if example is not None:
-        inputs = read_example(example)
-        return inspect(model, targets, inputs), inputs
-    reasons = []
-    for guess in example_inputs(model):
-        try:
-            inputs = Inputs(guess, None, {})
-            return inspect(model, targets, inputs), inputs
-        except Exception as error:
-            first = (str(error) or type(error).__name__).splitlines()[0]
-            reasons.append(f"{tuple(guess.shape)}: {first[:120]}")
-    tried = "\n  ".join(reasons[:4])
-    raise ValueError(
-        f"could not guess an input that {type(model).__name__} takes. Pass example_input=images "
-        f"(a small batch). Tried:\n  {tried}"
-    )
+    inputs = read_example(guess_images(model) if example is None else example)
+    return inspect(model, targets, inputs), inputs
 
 
 def _refuse_filtered_or_compiled(model: nn.Module) -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.feature_rows import fold_head
 from wfilter.core.filters import is_marked, unmark
+from wfilter.core.forget import Rows, as_sets
 from wfilter.core.forgetting import strip_methods
+from wfilter.core.gates import ByTarget
 from wfilter.core.outputs import logits_of
 from wfilter.core.targets import Target, is_standardised
+
+if TYPE_CHECKING:
+    from wfilter.core.model import FilteredModel
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,17 @@ def plain_copy(base: nn.Module) -> nn.Module:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, _plain_convolution(module))
     return model
+
+
+@torch.no_grad()
+def bake_rows(wf: FilteredModel, rows: Rows, snap: float) -> nn.Module:
+    """A plain copy of the base model with the gates, and the feature rows, of a set folded in."""
+    gates = snapped(wf.row_gates(rows), snap)
+    baked = bake(wf.base, wf.targets, ByTarget(wf.targets, gates))
+    if wf.feature_rows is None:
+        return baked
+    chosen = as_sets(wf.per_sample(rows, 1), wf.num_classes)[0]
+    return fold_head(baked, wf.feature_rows, chosen)
 
 
 @torch.no_grad()

@@ -160,12 +160,13 @@ class FeatureRows(nn.Module):
         by_pair = (amounts.unsqueeze(-1) * routes.unsqueeze(-2)).flatten(-2)
         return moved - by_pair @ self.shifts.to(amounts).flatten(0, 1)
 
-    def folded(self, head: nn.Linear, forget: Tensor) -> nn.Sequential:
+    def folded(self, head: nn.Linear, forget: Tensor) -> nn.Sequential | nn.Linear:
         """A linear edit and the head without its forgotten rows, as two plain layers.
 
         A linear layer cannot choose by the image: each class of the set is moved to one place, its
         nearest class outside, and keeps its own spread. The head's weights of the forgotten classes
-        are 0 and their biases so low that they are never the answer.
+        are 0 and their biases so low that they are never the answer. Without detectors there is
+        nothing linear to move by: the head alone is left, and features stay as they are.
 
         Args:
             head: The layer that makes the logits.
@@ -177,24 +178,21 @@ class FeatureRows(nn.Module):
             >>> rows.folded(head, torch.tensor([True, False]))[0](eye[:1])
             tensor([[0., 1.]])
         """
-        if self.detectors is None or self.offsets is None:
-            raise ValueError(
-                "feature rows without detectors choose by the answer, which no linear layer can. "
-                "Fit them with detectors='exact' or 'ridge' to fold them."
-            )
         if bool(forget.all()):
             raise ValueError("a set of all classes leaves no class to move features to.")
-        edit = nn.Linear(self.width, self.width).to(head.weight).requires_grad_(False)
         rest = nn.Linear(self.width, self.num_classes, bias=True).to(head.weight)
         with torch.no_grad():
-            moves = self._moves(forget)
-            kept = ~forget.unsqueeze(-1)
-            edit.weight.copy_(torch.eye(self.width).to(moves) + moves.T @ self.detectors)
-            edit.bias.copy_(-self.offsets @ moves)
-            rest.weight.copy_(torch.where(kept, head.weight, 0))
+            rest.weight.copy_(torch.where(~forget.unsqueeze(-1), head.weight, 0))
             bias = torch.zeros_like(rest.bias) if head.bias is None else head.bias
             rest.bias.copy_(torch.where(forget, ERASED, bias))
-        rest.requires_grad_(head.weight.requires_grad)
+        rest.requires_grad_(head.weight.requires_grad).train(head.training)
+        if self.detectors is None or self.offsets is None:
+            return rest
+        edit = nn.Linear(self.width, self.width).to(head.weight).requires_grad_(False)
+        with torch.no_grad():
+            moves = self._moves(forget)
+            edit.weight.copy_(torch.eye(self.width).to(moves) + moves.T @ self.detectors)
+            edit.bias.copy_(-self.offsets @ moves)
         return nn.Sequential(edit, rest).train(head.training)
 
     def _moves(self, forget: Tensor) -> Tensor:

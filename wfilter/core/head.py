@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from wfilter.core.guessing import guess_images
 from wfilter.core.outputs import Inputs, logits_of
+from wfilter.core.state import kept
 
 # Edits what the head sees: features and the head itself -> features and logits.
 Edit = Callable[[Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
@@ -41,6 +43,15 @@ class Head:
     numbers: tuple[int, ...]
     width: int
     is_plain: bool  # one call of F.linear on (batch, width), whose result is the logits themselves
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        """The modules that hold the weights; one that is computed belongs to none."""
+        if None in self.weights:
+            raise ValueError(
+                f"the head of {type(model).__name__} computes its weight (weight norm, a scaled "
+                "product): no module holds it. Pass head=, the module that makes the logits."
+            )
+        return [model.get_submodule(str(name).rpartition(".")[0]) for name in self.weights]
 
 
 @dataclass
@@ -72,8 +83,10 @@ class _Record(TorchFunctionMode):
 
 
 @torch.no_grad()
-def find_head(model: nn.Module, inputs: Inputs) -> Head:
+def find_head(model: nn.Module, inputs: Inputs | None = None) -> Head:
     """The calls that make the logits of ``model``, found by running it once on ``inputs``.
+
+    Without inputs it is run on images of a shape that it takes.
 
     They are the call whose output *is* the logits; where something follows it (an average over
     positions, a scale, the mean of two heads), the last calls with one output per class.
@@ -83,7 +96,9 @@ def find_head(model: nn.Module, inputs: Inputs) -> Head:
         >>> find_head(model, Inputs(torch.ones(2, 4), None, {}))
         Head(weights=('2.weight',), numbers=(1,), width=8, is_plain=True)
     """
-    with _Record() as record:
+    if inputs is None:
+        inputs = Inputs(guess_images(model), None, {})
+    with kept(model), _Record() as record:
         output = inputs.run(model)
     calls = _heads(record.calls, logits_of(output))
     if not calls:

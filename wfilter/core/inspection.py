@@ -6,7 +6,7 @@ output per sample is provably the same as scaling its weight, *exact* otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from wfilter.core.marking import InspectMode, MarkMode
 from wfilter.core.outputs import Inputs, batch_axes, logits_of, take_apart
 from wfilter.core.rules import Site
 from wfilter.core.state import kept
-from wfilter.core.targets import CONVOLUTIONS, Target, is_standardised
+from wfilter.core.targets import Target, is_standardised
 
 # Prime, so that few axes divide by it; sample 1 is not in its middle, so that a flip shows.
 MARKED_BATCH = 5
@@ -110,10 +110,23 @@ class Plan(tuple[PlanRow, ...]):
     __repr__ = __str__
 
 
-def make_plan(targets: Sequence[Target], findings: Sequence[Finding]) -> Plan:
-    """The table of targets and findings."""
+def make_plan(
+    targets: Sequence[Target],
+    findings: Sequence[Finding],
+    left_out: Sequence[str] = (),
+    feature_rows: str | None = None,
+) -> Plan:
+    """The table of targets and findings; what else there is to know stands below it."""
     rows = zip(targets, findings)
-    return Plan(PlanRow(t.name, t.shape, t.units, f.path, f.why) for t, f in rows)
+    plan = Plan(PlanRow(t.name, t.shape, t.units, f.path, f.why) for t, f in rows)
+    notes = []
+    if left_out:
+        names = ", ".join(left_out)
+        notes.append(f"left out by 'auto', since no forward of the inspection used it: {names}")
+    if feature_rows is not None:
+        notes.append(f"feature rows before the head: {feature_rows}")
+    plan.note = "\n".join(notes)
+    return plan
 
 
 def parameter_of(model: nn.Module, target: Target) -> Tensor:
@@ -281,31 +294,3 @@ def _judge(target: Target, mode: InspectMode, index: int) -> Finding:
     if layout is None:
         return Finding("output", None, f"{called}: run once for the whole batch, or mixes samples")
     return Finding("output", layout, f"{called}, {layout}", use.attended)
-
-
-def example_inputs(model: nn.Module) -> Iterator[Tensor]:
-    """Guesses of an input the model takes, likeliest first, one sample each."""
-    first = next(model.parameters(), None)
-    if first is None:
-        return
-    for shape in dict.fromkeys(_shapes(model)):
-        yield torch.zeros(1, *shape, device=first.device, dtype=first.dtype)
-
-
-def _shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:
-    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, *CONVOLUTIONS))]
-    channels = 3
-    if layers and isinstance(layers[0], nn.Linear):
-        yield (layers[0].in_features,)
-    elif layers:
-        channels = layers[0].in_channels  # type: ignore[assignment]
-    rank = {nn.Conv1d: 1, nn.Conv3d: 3}.get(type(layers[0]) if layers else None, 2)  # type: ignore[arg-type]
-    embed = getattr(model, "patch_embed", None)
-    for size in (getattr(embed, "img_size", None), getattr(model, "image_size", None)):
-        if size is not None:
-            yield (channels, *(size if isinstance(size, (tuple, list)) else (size, size)))
-    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    if config.get("input_size"):
-        yield (channels, *config["input_size"][1:])
-    for edge in (224, 32, 28, 64, 8, 16, 256, 299, 384):
-        yield (channels, *(edge,) * rank)

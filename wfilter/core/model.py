@@ -1,14 +1,13 @@
 """``FilteredModel``: the base model and its filters as one module.
 
-The way of ``wf(x, forget=...)``: ``forward`` reads what is to be forgotten, ``_forget`` turns it
-into gates, and ``paths.run_path`` runs the base model under these.
+It holds what belongs together and hands the work on: a call to ``forward.py``, blocks to
+``forgetting.py``, inspections to ``known.py``, copies without filters to ``bake.py``.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.core import gates as _gates
-from wfilter.core.bake import SnapEffect, bake, measure_snap, snapped
+from wfilter.core.bake import SnapEffect, bake_rows, measure_snap
 from wfilter.core.compiling import Compiled, compile_forwards
-from wfilter.core.feature_rows import FeatureRows, fold_head
+from wfilter.core.feature_rows import FeatureRows
 from wfilter.core.filters import is_marked
-from wfilter.core.forget import (
-    Forget,
-    Rows,
-    as_sets,
-    one_for_all,
-    per_sample,
-    read_forget,
-    refuse_other_classes,
-)
-from wfilter.core.forgetting import (
-    Forgetting,
-    innermost,
-    is_any_open,
-    refuse_inside,
-    running,
-    strip_methods,
-)
+from wfilter.core.forget import Forget, Rows, one_for_all, per_sample, read_forget
+from wfilter.core.forgetting import Forgetting, refuse_inside, strip_methods
+from wfilter.core.forward import run_call, run_part
 from wfilter.core.gates import ByTarget
-from wfilter.core.head import Head, find_head
+from wfilter.core.head import Head
 from wfilter.core.inspection import Inspection, Plan, make_plan, parameter_of
+from wfilter.core.known import Known
 from wfilter.core.oracle import compare
 from wfilter.core.outputs import Inputs, read_inputs
-from wfilter.core.paths import KeptSites, gate_mode, head_mode, plain_features, run_path
+from wfilter.core.paths import run_path
 from wfilter.core.proof import inspect_again
 from wfilter.core.prune import prune as prune_model
-from wfilter.core.refusals import (
-    check_base,
-    check_values,
-    refuse_bad_alphas,
-    refuse_recomputation,
-    refuse_training,
-)
+from wfilter.core.refusals import check_values, refuse_bad_alphas
 from wfilter.core.sharing import Pins, run_replicated
 from wfilter.core.targets import Target
 
@@ -106,12 +86,9 @@ class FilteredModel(nn.Module):
         self.left_out: tuple[str, ...] = ()
         self.pins = Pins()
         self.open_blocks = 0  # in all contexts; see forgetting.py
-        self._inspected: dict[object, Inspection] = {}
-        self.remember(inspection)
-        self._heads: dict[object, Head] = {}
-        self._parts = tuple(base.modules())
-        self._compiled: Compiled | None = None
-        self.kept_sites: KeptSites | None = None
+        self.known = Known(inspection)
+        self.parts = tuple(base.modules())
+        self.compiled: Compiled | None = None
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -133,14 +110,7 @@ class FilteredModel(nn.Module):
             >>> torch.equal(wf(x), wf.base(x)), wf(x, forget=torch.tensor([2, -1])).shape
             (True, torch.Size([2, 3]))
         """
-        inputs = read_inputs(x, others)
-        if _gates.traced(inputs.images):
-            return self._traced(inputs, forget)
-        wanted = self._wanted(inputs, forget)
-        if wanted is None or not len(inputs.images):
-            return self._plain(inputs)
-        check_values(self, wanted)
-        return self._forget(inputs, wanted)
+        return run_call(self, read_inputs(x, others), forget)
 
     def features(self, x: Tensor | None = None, forget: Forget = None, **others: Any) -> Tensor:
         """What the head sees, ``(batch, width)``, with the same meaning of ``forget``.
@@ -155,12 +125,7 @@ class FilteredModel(nn.Module):
             >>> wf.features(torch.ones(2, 4), forget=torch.tensor([2, -1])).shape
             torch.Size([2, 8])
         """
-        inputs = read_inputs(x, others)
-        wanted = self._wanted(inputs, forget)
-        if wanted is None:
-            return plain_features(self, inputs)
-        check_values(self, wanted)
-        features: Tensor = self._forget(inputs, wanted, features=True)
+        features: Tensor = run_call(self, read_inputs(x, others), forget, features=True)
         return features
 
     def run_gated(
@@ -194,72 +159,6 @@ class FilteredModel(nn.Module):
         sets = None if self.feature_rows is None else sets
         return run_path(self, inputs, gates, sets, replicas=replicas)
 
-    def _traced(self, inputs: Inputs, forget: Forget) -> Any:
-        """The part of ``forward`` that a graph holds: no checks of values, no inspection."""
-        refuse_training(self._parts)
-        if self.open_blocks:
-            return self._outside_graph(inputs, forget)
-        if forget is None:
-            return inputs.run(self.base)
-        batch = inputs.images.shape[0]
-        wanted = read_forget(forget, batch, self.num_classes, self.class_names)
-        return self._forget(inputs, self._per_sample(wanted, batch))
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _outside_graph(self, inputs: Inputs, forget: Forget) -> Any:
-        """Which block a call is in depends on its context, which no graph can hold."""
-        return self(inputs.images, forget, **inputs.others)
-
-    def _wanted(self, inputs: Inputs, forget: Forget) -> Rows | Tensor | None:
-        """What this call forgets, by its argument or by its block."""
-        check_base(self.base, self._parts)
-        if forget is not None:
-            batch = inputs.images.shape[0]
-            return read_forget(forget, batch, self.num_classes, self.class_names)
-        block = innermost(self) if is_any_open() else None
-        return None if block is None else block.rows
-
-    def _plain(self, inputs: Inputs) -> Any:
-        base = self.base if self._compiled is None else self._compiled.plain
-        if not is_any_open():
-            return inputs.run(base)
-        with running():
-            return inputs.run(base)
-
-    def _forget(self, inputs: Inputs, wanted: Rows | Tensor, *, features: bool = False) -> Any:
-        """Gates for what is wanted, then the path that fits."""
-        refuse_recomputation(self, inputs.images)
-        compiled = None if features else self._compiled
-        batch = inputs.images.shape[0]
-        sets = None
-        if self.feature_rows is not None:
-            sets = as_sets(self._per_sample(wanted, batch), self.num_classes)
-        if isinstance(wanted, tuple) and compiled is None:
-            gates = self.row_gates(wanted)
-        else:
-            make = self.mixed_gates if compiled is None else compiled.gates
-            gates = make(self._per_sample(wanted, batch))
-        if compiled is not None:
-            return compiled.gated(inputs, gates, sets)
-        return run_path(self, inputs, gates, sets, features=features)
-
-    def run_part(
-        self, method: Callable[..., Any], rows: Rows, module: nn.Module, *args: Any, **kwargs: Any
-    ) -> Any:
-        """A method of the base model or of one of its modules, called inside a block."""
-        whole = module is self.base and method is type(module).forward
-        if whole and len(args) < 2:
-            return self(*args, **kwargs)
-        check_values(self, rows)
-        with ExitStack() as stack:
-            stack.enter_context(running())
-            stack.enter_context(gate_mode(self, self._latest, self.row_gates(rows)))
-            if self.feature_rows is not None:
-                chosen = as_sets(self._per_sample(rows, 1), self.num_classes)
-                head = self.feature_rows.head_of(self.base)
-                stack.enter_context(head_mode(self, head, chosen))
-            return method(module, *args, **kwargs)
-
     def row_gates(self, rows: Rows) -> Tensor:
         """``(total_units,)`` for one class or set, without a look at the other rows."""
         return _gates.row_gates(self.alphas, rows, hard=self.hard)
@@ -270,7 +169,8 @@ class FilteredModel(nn.Module):
             return _gates.set_gates(self.alphas, forget, hard=self.hard)
         return _gates.label_gates(self.alphas, forget, hard=self.hard, sparse=self.sparse)
 
-    def _per_sample(self, wanted: Rows | Tensor, batch: int) -> Tensor:
+    def per_sample(self, wanted: Rows | Tensor, batch: int) -> Tensor:
+        """Labels or sets with an entry for each sample, where the alphas are."""
         return per_sample(wanted, batch, self.num_classes, self.alphas.device)
 
     def replicated(self, x: Tensor, forget: Tensor) -> Any:
@@ -286,6 +186,10 @@ class FilteredModel(nn.Module):
         """In place: fix targets with every gate at exactly 1, so that a forward skips them."""
         self.pins.pin_open(self, names)
 
+    def run_part(self, method: Callable[..., Any], rows: Rows, *args: Any, **kwargs: Any) -> Any:
+        """A method of one of the base model's modules, called inside a block with these rows."""
+        return run_part(self, method, rows, *args, **kwargs)
+
     # ---- inspection ---------------------------------------------------------------------------
 
     def inspect(self, x: Tensor | None = None, **others: Any) -> Plan:
@@ -293,13 +197,8 @@ class FilteredModel(nn.Module):
 
         Call it before ``torch.compile(wf)`` meets an image size for the first time.
         """
-        inputs = read_inputs(x, others)
-        self.remember(inspect_again(self, inputs))
+        self.known.remember(inspect_again(self, read_inputs(x, others)))
         return self.plan
-
-    def remember(self, inspection: Inspection) -> None:
-        """In place: use this inspection for inputs of its shape."""
-        self._inspected[inspection.key] = self._latest = inspection
 
     def probe(self, x: Tensor) -> Plan:
         """The old name of ``inspect``."""
@@ -308,11 +207,9 @@ class FilteredModel(nn.Module):
 
     def inspection_of(self, inputs: Inputs) -> Inspection:
         """What is known about inputs of this shape, looked at now if they are the first."""
-        key = inputs.key
-        if key in self._inspected or _gates.traced(inputs.images):
-            return self._inspected.get(key, self._latest)
-        self.inspect(**{inputs.keyword or "x": inputs.images, **inputs.others})
-        return self._inspected[key]
+        if not self.known.has(inputs) and not _gates.traced(inputs.images):
+            self.known.remember(inspect_again(self, inputs))
+        return self.known.inspection(inputs)
 
     def is_fused(self, inputs: Inputs) -> bool:
         """Whether a mixed batch of these inputs runs as one forward of the base model."""
@@ -322,24 +219,7 @@ class FilteredModel(nn.Module):
         """Where the logits are made; see ``head.py``."""
         if self.feature_rows is not None:
             return self.feature_rows.head_of(self.base)
-        if inputs.key not in self._heads:
-            some = inputs.of_samples(torch.arange(min(2, len(inputs.images))))
-            with running():
-                self._heads[inputs.key] = find_head(self.base, some)
-        return self._heads[inputs.key]
-
-    # ---- refusals -----------------------------------------------------------------------------
-
-    def refuse_other_classes(self, data: object) -> None:
-        """Stop where data names its classes otherwise: a label would reach another class's row.
-
-        Names are looked for in ``data.class_names`` and ``data.dataset.class_names``.
-        """
-        refuse_other_classes(self.class_names, data)
-
-    def refuse_inside_forgetting(self, what: str) -> None:
-        """Stop where a block of this context would be ignored."""
-        refuse_inside(self.base, what)
+        return self.known.head(self.base, inputs)
 
     # ---- blocks -------------------------------------------------------------------------------
 
@@ -388,14 +268,8 @@ class FilteredModel(nn.Module):
     @property
     def plan(self) -> Plan:
         """One row per target: name, shape, units, path (fused or exact) and why."""
-        plan, notes = make_plan(self.targets, self._latest.findings), []
-        if self.left_out:
-            names = ", ".join(self.left_out)
-            notes.append(f"left out by 'auto', since no forward of the inspection used it: {names}")
-        if self.feature_rows is not None:
-            notes.append(f"feature rows before the head: {self.feature_rows.extra_repr()}")
-        plan.note = "\n".join(notes)
-        return plan
+        rows = None if self.feature_rows is None else self.feature_rows.extra_repr()
+        return make_plan(self.targets, self.known.latest.findings, self.left_out, rows)
 
     @property
     def pinned(self) -> tuple[str, ...]:
@@ -405,7 +279,7 @@ class FilteredModel(nn.Module):
     @property
     def is_compiled(self) -> bool:
         """Whether forwards run through ``torch.compile``."""
-        return self._compiled is not None
+        return self.compiled is not None
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The alphas, for your own optimiser and loop."""
@@ -416,7 +290,7 @@ class FilteredModel(nn.Module):
 
         ``"fused"`` or ``"exact"``, whichever these filters take for a mixed batch.
         """
-        self.refuse_inside_forgetting("verify")
+        refuse_inside(self.base, "verify")
         return compare(self, read_inputs(x, others), forget)
 
     # ---- results ------------------------------------------------------------------------------
@@ -434,7 +308,8 @@ class FilteredModel(nn.Module):
         Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed.
         Feature rows become a linear layer in front of the head, which no longer has the weights of
         the class; that layer moves the class to one place, where the rows choose by the image, so
-        a probe finds more of it (see ``FeatureRows.folded``).
+        a probe finds more of it (see ``FeatureRows.folded``). Rows without detectors leave that
+        head alone: answers as theirs, features as the base model's.
 
         Args:
             forget: One class or set.
@@ -449,15 +324,10 @@ class FilteredModel(nn.Module):
             >>> type(wf.bake(forget=2)).__name__
             'Linear'
         """
-        self.refuse_inside_forgetting("bake")
+        refuse_inside(self.base, "bake")
         refuse_bad_alphas(self)
         rows = self._one_for_all(forget, "bake")
-        with torch.no_grad():
-            gates = snapped(self.row_gates(rows), snap)
-        baked = bake(self.base, self.targets, ByTarget(self.targets, gates))
-        if self.feature_rows is not None:
-            chosen = as_sets(self._per_sample(rows, 1), self.num_classes)[0]
-            baked = fold_head(baked, self.feature_rows, chosen)
+        baked = bake_rows(self, rows, snap)
         return prune_model(baked, example_input).model if prune else baked
 
     @torch.no_grad()
@@ -475,6 +345,17 @@ class FilteredModel(nn.Module):
 
         return save(self, path, report)
 
+    def push_to_hub(self, repo_id: str, *, report: Any = None, **options: Any) -> str:
+        """Put the alphas and a model card in ``owner/name`` on the Hugging Face Hub.
+
+        ``wfilter.load("hf://owner/name", model)`` reads them. The base model stays here, the card
+        shows the ``report`` (an evaluation or an audit), and huggingface_hub finds the token. The
+        options are ``private``, ``revision`` (a branch) and ``message``. Returns the commit's URL.
+        """
+        from wfilter.files.checkpoint import push_to_hub
+
+        return push_to_hub(self, repo_id, report=report, **options)
+
     def compile(self, *args: Any, **kwargs: Any) -> FilteredModel:  # type: ignore[override]
         """In place: run forwards through ``torch.compile``; arguments are passed on to it.
 
@@ -484,8 +365,8 @@ class FilteredModel(nn.Module):
         does ``forgetting``, which then costs a mixed batch. Without a C++ compiler, which torch
         needs on a CPU, it warns and stays eager.
         """
-        self.refuse_inside_forgetting("compile")
-        self._compiled = compile_forwards(self, run_path, *args, **kwargs)
+        refuse_inside(self.base, "compile")
+        self.compiled = compile_forwards(self, run_path, *args, **kwargs)
         return self
 
     # ---- state --------------------------------------------------------------------------------
@@ -504,14 +385,13 @@ class FilteredModel(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Base model and alphas; for the alphas alone see ``save``."""
-        self.refuse_inside_forgetting("state_dict")
+        refuse_inside(self.base, "state_dict")
         return super().state_dict(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.refuse_inside_forgetting("copying or pickling")
-        state: dict[str, Any] = {**self.__dict__, "_compiled": None, "open_blocks": 0}
-        state["kept_sites"] = None
-        return state
+        refuse_inside(self.base, "copying or pickling")
+        known = self.known.without_sites()
+        return {**self.__dict__, "compiled": None, "open_blocks": 0, "known": known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -519,7 +399,7 @@ class FilteredModel(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown above the base model when printed."""
-        fused = sum(f.path == "fused" for f in self._latest.findings)
+        fused = sum(f.path == "fused" for f in self.known.latest.findings)
         return (
             f"num_classes={self.num_classes}, granularity={self.granularity!r}, "
             f"{len(self.targets)} targets ({fused} fused), {self.alphas.shape[1]} units"

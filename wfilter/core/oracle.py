@@ -79,8 +79,16 @@ def gateable(base: torch.nn.Module) -> torch.nn.Module:
     return base
 
 
-def run_by_hand(wf: FilteredModel, base: torch.nn.Module, inputs: Inputs, gates: Tensor) -> Any:
+def run_by_hand(
+    wf: FilteredModel,
+    base: torch.nn.Module,
+    inputs: Inputs,
+    gates: Tensor,
+    products: dict[str, Tensor] | None = None,
+) -> Any:
     """The output of ``base`` with every target multiplied by ``gates``, ``(total_units,)``.
+
+    ``products`` is memory that calls can share: new memory costs more than the multiplication.
 
     Example:
         >>> import wfilter
@@ -90,10 +98,13 @@ def run_by_hand(wf: FilteredModel, base: torch.nn.Module, inputs: Inputs, gates:
                 [0., 0., 0.]])
     """
     weights, by_target = {}, ByTarget(wf.targets, gates)
+    products = {} if products is None else products
     for target in wf.targets:
         path, name = target.owners[0]
         weight = getattr(base.get_submodule(path), name)
-        product = weight * target.spread(by_target[target.name]).to(weight.dtype)
+        gate = target.spread(by_target[target.name]).to(weight.dtype)
+        product = torch.mul(weight, gate, out=products.get(target.name))
+        products[target.name] = product
         for owner in target.owners:
             weights[".".join(part for part in owner if part)] = product
     return inputs.run(lambda *args, **kwargs: _call(base, weights, args, kwargs))

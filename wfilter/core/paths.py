@@ -16,7 +16,6 @@ from wfilter.core.gates import ByTarget
 from wfilter.core.head import Head, HeadMode
 from wfilter.core.inspection import (
     Inspection,
-    Owned,
     find_sites,
     make_sites,
     parameter_of,
@@ -28,10 +27,6 @@ from wfilter.core.rules import Site
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
-
-
-# An inspection, the targets pinned open, and the sites found for both.
-KeptSites = tuple[Inspection, frozenset[int], tuple[Owned, ...]]
 
 
 def run_path(
@@ -170,10 +165,10 @@ def _sites(wf: FilteredModel, inspection: Inspection) -> dict[int, Site]:
     findings, pinned = inspection.findings, wf.pins.indices
     if torch.compiler.is_compiling():
         return make_sites(wf.base, wf.targets, findings, pinned)
-    kept = wf.kept_sites
+    kept = wf.known.sites
     if kept is None or kept[0] is not inspection or kept[1] != pinned:
         found = find_sites(wf.base, wf.targets, findings, pinned)
-        wf.kept_sites = kept = inspection, pinned, found
+        wf.known.sites = kept = inspection, pinned, found
     return sites_now(kept[2])
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from wfilter.core.cutting import Cutting, Refused, State, find_cuts, layer_numbers, layer_weights
+from wfilter.core.guessing import guess_images
 from wfilter.core.heads import ATTRIBUTES, Heads, cut_heads, find_heads
-from wfilter.core.inspection import example_inputs
 
 # Largest difference of the logits allowed, of their own size, in float64.
 TOLERANCE = 1e-10
@@ -147,7 +147,7 @@ def _images(model: nn.Module, example: Tensor | None) -> list[Tensor]:
     """Random images of several magnitudes, of the model's size and, if it can, a larger one."""
     first = next(model.parameters())
     if example is None:
-        example = _guess(model)
+        example = guess_images(model)
     generator = torch.Generator().manual_seed(0)
     scale = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
 
@@ -163,16 +163,6 @@ def _images(model: nn.Module, example: Tensor | None) -> list[Tensor]:
             _logits(model, larger)
             drawn.append(larger)
     return drawn
-
-
-def _guess(model: nn.Module) -> Tensor:
-    for guess in example_inputs(model):
-        with suppress(Exception):
-            model(guess)
-            return guess
-    raise ValueError(
-        f"could not guess an input that {type(model).__name__} takes. Pass example_input=images."
-    )
 
 
 def _logits(model: nn.Module, images: Tensor) -> list[Tensor]:

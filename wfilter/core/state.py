@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,18 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Not looked into: code, and modules, which are all visited on their own.
+# Not looked into: plain values; code; and modules, which are all visited on their own.
+_PLAIN = frozenset((int, float, bool, str, bytes, type(None), torch.dtype, torch.device))
 _OPAQUE = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _DEPTH = 4  # of containers and objects within each other
 
 
 class Kept:
-    """A model's state at one moment; ``restore`` brings it back and says what had changed."""
+    """A model's state at one moment; ``restore`` brings it back and says what had changed.
+
+    A model has thousands of dicts, nearly all empty, so each of them is looked at with little ado.
+    """
 
     def __init__(self, model: nn.Module):
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._undo: list[Callable[[], bool]] = []
-        self._seen: set[int] = set()
-        self._parameters = {id(parameter) for parameter in model.parameters()}
+        self._seen = {id(parameter) for parameter in model.parameters()}  # a forward writes to none
         for module in model.modules():
             self._keep(vars(module), 0)
         self._random = _random_states(model)
@@ -36,17 +41,21 @@ class Kept:
         for put_back in self._random:
             put_back()
         changes = [undo() for undo in self._undo]
-        return any(changes)
+        changed = [pair for pair in self._dicts if (pair[0] or pair[1]) and not _same(*pair)]
+        for found, before in changed:
+            for key in [key for key in found if key not in before]:
+                del found[key]
+            found.update(before)
+        return any(changes) or bool(changed)
 
     def _keep(self, value: Any, depth: int) -> None:
         if id(value) in self._seen or isinstance(value, _OPAQUE):
             return
         self._seen.add(id(value))
         if isinstance(value, Tensor):
-            if id(value) not in self._parameters:  # parameters are not written by a forward
-                self._undo.append(_undo_tensor(value))
+            self._undo.append(_undo_tensor(value))
         elif isinstance(value, dict):
-            self._undo.append(_undo_dict(value))
+            self._dicts.append((value, dict(value)))
             self._inside(value.values(), depth)
         elif isinstance(value, list):
             self._undo.append(_undo_list(value))
@@ -60,8 +69,13 @@ class Kept:
 
     def _inside(self, values: Any, depth: int) -> None:
         if depth < _DEPTH:
-            for value in list(values):
+            for value in [value for value in values if type(value) not in _PLAIN]:
                 self._keep(value, depth + 1)
+
+
+def _same(found: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    same_keys = found.keys() == before.keys()
+    return same_keys and all(map(is_, map(found.get, before), before.values()))
 
 
 @contextmanager
@@ -87,11 +101,7 @@ def _undo_tensor(tensor: Tensor) -> Callable[[], bool]:
 
     def undo() -> bool:
         now = tensor.detach()
-        same = now.shape == before.shape and torch.equal(
-            torch.nan_to_num(now) if now.is_floating_point() else now,
-            torch.nan_to_num(before) if before.is_floating_point() else before,
-        )
-        same = same and (not now.is_floating_point() or torch.equal(now.isnan(), before.isnan()))
+        same = now.shape == before.shape and _equal(now, before)
         if not same:  # torch.func allows no write, even of the same values
             tensor.data = before.clone() if now.shape != before.shape else tensor.data.copy_(before)
         return not same
@@ -99,27 +109,19 @@ def _undo_tensor(tensor: Tensor) -> Callable[[], bool]:
     return undo
 
 
-def _undo_dict(found: dict[Any, Any]) -> Callable[[], bool]:
-    before = dict(found)
-
-    def undo() -> bool:
-        same = len(found) == len(before) and all(
-            key in found and found[key] is value for key, value in before.items()
-        )
-        if not same:
-            for key in [key for key in found if key not in before]:
-                del found[key]
-            found.update(before)
-        return not same
-
-    return undo
+def _equal(now: Tensor, before: Tensor) -> bool:
+    """Entry by entry, where NaN is equal to itself."""
+    if torch.equal(now, before) or not now.is_floating_point():
+        return torch.equal(now, before)
+    gaps = now.isnan()
+    return torch.equal(gaps, before.isnan()) and torch.equal(now[~gaps], before[~gaps])
 
 
 def _undo_list(found: list[Any]) -> Callable[[], bool]:
     before = list(found)
 
     def undo() -> bool:
-        same = len(found) == len(before) and all(a is b for a, b in zip(found, before))
+        same = len(found) == len(before) and all(map(is_, found, before))
         if not same:
             found[:] = before
         return not same

@@ -200,10 +200,10 @@ def _imagefolder(path: Path, split: str) -> Stored:
     divided = any(options.values())
     if divided and not options[split]:
         raise FileNotFoundError(f"{path} has no folder for split={split!r}: add {path / split}.")
-    folders = [found[0] for found in options.values() if found] if divided else [path]
+    folders = [places[0] for places in options.values() if places] if divided else [path]
     names = sorted({c.name for f in folders for c in f.iterdir() if c.is_dir()})
-    found = _image_files(options[split][0] if divided else path, names)
-    return Stored(found.images, found.labels, tuple(names), divided)
+    files = _image_files(options[split][0] if divided else path, names)
+    return Stored(files.images, files.labels, tuple(names), divided)
 
 
 _READERS: dict[str, Callable[[str, str | Path | None, bool], Stored]] = {
@@ -281,8 +281,10 @@ def _read_idx(path: Path, ndim: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{packed} is missing. Copy or download MNIST again.") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        found = packed if packed.exists() else path
-        raise ValueError(f"{found} is corrupt ({error}). Copy or download MNIST again.") from error
+        damaged = packed if packed.exists() else path
+        raise ValueError(
+            f"{damaged} is corrupt ({error}). Copy or download MNIST again."
+        ) from error
 
 
 def _cifar_binary(folder: Path, split: str) -> tuple[Any, Any]:

@@ -29,8 +29,8 @@ def find_function(module: str, name: str, others: str) -> Callable[..., Any]:
     if not callable(function):
         known = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
         raise ValueError(unknown_name(f"function of {module}", name, known))
-    found: Callable[..., Any] = function
-    return found
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def unknown_name(argument: str, value: str, known: Iterable[str]) -> str:

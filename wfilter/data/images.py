@@ -251,13 +251,13 @@ def load(
 def _call_function(name: str, split: str) -> Stored:
     """The set that ``package.module:function`` gives for a split."""
     module, _, function = name.partition(":")
-    found = find_function(module, function, "imagefolder")(split)
-    if not isinstance(found, ImageSet):
+    images = find_function(module, function, "imagefolder")(split)
+    if not isinstance(images, ImageSet):
         raise ValueError(
-            f"{name} returned {type(found).__name__}. Expected a wfilter.data.ImageSet: uint8 "
+            f"{name} returned {type(images).__name__}. Expected a wfilter.data.ImageSet: uint8 "
             "images, int64 labels and class names."
         )
-    return Stored(found.images, found.labels, found.class_names, True, found.mean, found.std)
+    return Stored(images.images, images.labels, images.class_names, True, images.mean, images.std)
 
 
 def _with_size(images: Tensor | EncodedImages, size: int | None) -> Tensor | EncodedImages:

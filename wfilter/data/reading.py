@@ -17,12 +17,12 @@ from wfilter.data.images import ImageSet, batches
 
 
 def as_batches(
-    given: Any, name: str = "data", batch_size: int = 128, *, shuffle: int | None = None
+    source: Any, name: str = "data", batch_size: int = 128, *, shuffle: int | None = None
 ) -> Any:
     """Something that gives batches whenever it is looped over.
 
     Args:
-        given: An `ImageSet`, images and labels as a pair of tensors, an `InMemory`, a dataset with
+        source: An `ImageSet`, images and labels as a pair of tensors, an `InMemory`, a dataset with
             length and items, or batches themselves (a DataLoader, a list).
         name: What to call it in errors.
         batch_size: Of batches made here.
@@ -33,26 +33,26 @@ def as_batches(
         >>> [len(labels) for _, labels in as_batches(pair, batch_size=4)]
         [4, 1]
     """
-    if isinstance(given, ImageSet):
-        return batches(given, batch_size, shuffle=shuffle is not None, seed=shuffle or 0)
-    if isinstance(given, InMemory):
-        given = (given.images, given.labels)
-    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Tensor):
-        images, labels = labelled(given, name)
+    if isinstance(source, ImageSet):
+        return batches(source, batch_size, shuffle=shuffle is not None, seed=shuffle or 0)
+    if isinstance(source, InMemory):
+        source = (source.images, source.labels)
+    if isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[0], Tensor):
+        images, labels = labelled(source, name)
         if shuffle is not None:
             return Shuffled(InMemory(images, labels, batch_size), shuffle)
         return list(zip(torch.split(images, batch_size), torch.split(labels, batch_size)))
-    if isinstance(given, DataLoader | list | tuple):
-        return given
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+    if isinstance(source, DataLoader | list | tuple):
+        return source
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         generator = torch.Generator().manual_seed(shuffle or 0)
-        return DataLoader(given, batch_size, shuffle is not None, generator=generator)
-    if not hasattr(given, "__iter__") or iter(given) is given:
+        return DataLoader(source, batch_size, shuffle is not None, generator=generator)
+    if not hasattr(source, "__iter__") or iter(source) is source:
         raise TypeError(
-            f"{name} is a {type(given).__name__}, which cannot be read twice. Pass a DataLoader, "
+            f"{name} is a {type(source).__name__}, which cannot be read twice. Pass a DataLoader, "
             "a list of batches, a dataset or a pair of tensors (images, labels)."
         )
-    return given
+    return source
 
 
 @dataclass
@@ -81,8 +81,8 @@ class LabelledBatches:
     """Batches of any form, read as checked pairs (images, labels) whenever they are looped over.
 
     Example:
-        >>> given = [{"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}]
-        >>> [labels.tolist() for _, labels in LabelledBatches(given, num_classes=2, name="train")]
+        >>> source = [{"image": torch.zeros(2, 3), "label": torch.tensor([0, 1])}]
+        >>> [labels.tolist() for _, labels in LabelledBatches(source, num_classes=2, name="train")]
         [[0, 1]]
     """
 

@@ -110,7 +110,7 @@ def select_class(batches: Batches, label: int) -> Tensor:
         >>> select_class([(torch.arange(4.0), torch.tensor([0, 1, 1, 0]))], 1)
         tensor([1., 2.])
     """
-    found = [images[labels == label] for images, labels in labelled_batches(batches)]
-    if not sum(map(len, found)):
+    chosen = [images[labels == label] for images, labels in labelled_batches(batches)]
+    if not sum(map(len, chosen)):
         raise ValueError(f"class {label} has no samples in the data.")
-    return torch.cat(found)
+    return torch.cat(chosen)

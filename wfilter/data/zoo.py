@@ -191,8 +191,8 @@ def _refuse_out_of_reach(name: str) -> None:
     import timm
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found: Any = timm.models.get_pretrained_cfg(name)
-    place = found.hf_hub_id if found else None
+    config: Any = timm.models.get_pretrained_cfg(name)
+    place = config.hf_hub_id if config else None
     if not place or isinstance(try_to_load_from_cache(place, WEIGHTS_FILE), str):
         return  # not from there, or already here
     try:
@@ -251,9 +251,9 @@ def _timm_facts(name: str) -> InputFacts:
 
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(unknown_name("timm model", name, timm.list_models()))
-    found: Any = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
-    channels, size, _ = found.input_size
-    return InputFacts(size, channels, tuple(found.mean), tuple(found.std))
+    config: Any = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    channels, size, _ = config.input_size
+    return InputFacts(size, channels, tuple(config.mean), tuple(config.std))
 
 
 def _torchvision_facts(name: str) -> InputFacts:
@@ -294,9 +294,9 @@ def _without_source(spec: str) -> str:
     )
 
 
-def _some(found: list[str]) -> str:
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return (", ".join(found[:3]) or "nothing") + more
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (", ".join(names[:3]) or "nothing") + more
 
 
 def _first_line(error: Exception) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.forget import refuse_other_classes
 from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
 from wfilter.data.reading import as_batches
@@ -72,12 +73,12 @@ class Audit:
         names = [c.name for c in self.report.columns if c.name in (*OUTPUTS, *FEATURES, "Acc_r")]
         grid = [["method", *names]]
         for method in self.report.methods:
-            found = [self.report.worst(method, name) for name in names]
-            if any(found):
+            worst = [self.report.worst(method, name) for name in names]
+            if any(worst):
                 kinds = [self.report.column(name).kind for name in names]
                 shown = [
                     "-" if x is None else f"{number(x[0], kind)} {self.report.name_of(x[1])}"
-                    for x, kind in zip(found, kinds)
+                    for x, kind in zip(worst, kinds)
                 ]
                 grid.append([method, *shown])
         return grid
@@ -157,8 +158,8 @@ def audit(
         >>> torch.manual_seed(0).initial_seed()
         0
         >>> images, labels = torch.randn(90, 4), torch.arange(90) % 3
-        >>> found = audit(nn.Linear(4, 3), (images, labels), train=(images, labels), forget=1)
-        >>> found.methods
+        >>> report = audit(nn.Linear(4, 3), (images, labels), train=(images, labels), forget=1)
+        >>> report.methods
         ('model',)
     """
     start = time.perf_counter()
@@ -198,8 +199,8 @@ def problem_of(
     batches = as_batches(data)
     names = getattr(data, "class_names", None)
     if isinstance(model, FilteredModel):
-        model.refuse_other_classes(data)
-        model.refuse_other_classes(train)
+        refuse_other_classes(model.class_names, data)
+        refuse_other_classes(model.class_names, train)
         base, names = model.base, model.class_names or names
     else:
         base = original or (next(iter(model.values())) if isinstance(model, Mapping) else model)
@@ -228,10 +229,10 @@ def _chosen(
     if forget is None and isinstance(model, nn.Module) and not isinstance(model, FilteredModel):
         raise ValueError("a plain model has forgotten one class: say which with forget=.")
     if forget is None:
-        given: Any = range(number) if isinstance(model, FilteredModel) else model
+        named: Any = range(number) if isinstance(model, FilteredModel) else model
     else:
-        given = [forget] if isinstance(forget, int | str) else forget
-    chosen = tuple(sorted({class_index(row, number, names) for row in given}))
+        named = [forget] if isinstance(forget, int | str) else forget
+    chosen = tuple(sorted({class_index(row, number, names) for row in named}))
     if not chosen:
         raise ValueError("forget is empty: name at least one class.")
     return chosen

@@ -283,8 +283,8 @@ def format_table(rows: list[Timing]) -> str:
 
 def to_json_lines(rows: list[Timing], command: str = "") -> str:
     """One JSON object per row, with the command and the environment."""
-    facts = {"command": command, **environment()}
-    return "".join(json.dumps({**asdict(row), **facts}) + "\n" for row in rows)
+    origin = {"command": command, **environment()}
+    return "".join(json.dumps({**asdict(row), **origin}) + "\n" for row in rows)
 
 
 def randomise(wf: FilteredModel, seed: int = 0) -> FilteredModel:

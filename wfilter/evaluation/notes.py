@@ -14,16 +14,16 @@ WEAK = 0.05
 
 def partly_measured(report: Report) -> list[str]:
     """Methods whose means are over some of the classes, by those classes."""
-    found: dict[tuple[int, ...], list[str]] = {}
+    by_rows: dict[tuple[int, ...], list[str]] = {}
     for method in report.methods:
         cells = report.rows[method].values()
         measured = tuple(sorted({row for cell in cells for row in cell.by_class}))
         if measured and set(measured) != set(report.classes):
-            found.setdefault(measured, []).append(method)
+            by_rows.setdefault(measured, []).append(method)
     return [
         f"measured on {listed(rows, report.class_names)} only, so not to be compared with means "
         f"over all classes: {', '.join(methods)}"
-        for rows, methods in found.items()
+        for rows, methods in by_rows.items()
     ]
 
 

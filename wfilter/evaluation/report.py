@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from wfilter.evaluation import joining
 from wfilter.evaluation.notes import listed, partly_measured, routing_lines, weak_bar
 from wfilter.evaluation.render import Change, Comparison, Table, aligned, number, piped, plain
 from wfilter.evaluation.stored import report_fields
 from wfilter.metrics.accuracy import average_gap, routing_distance
-from wfilter.metrics.cells import Cell, Column, Row
+from wfilter.metrics.cells import Column, Row
 from wfilter.metrics.depth import information_index
 from wfilter.metrics.relearn import RelearnSummary
 
@@ -44,6 +45,7 @@ class Report:
         details: What no cell can hold: confusions, routings, curves, by method and class.
 
     Example:
+        >>> from wfilter.metrics.cells import Cell
         >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
         >>> rows = {"ours": {"Acc_f": Cell({0: 0.0, 1: 0.5})}}
         >>> report = Report((column,), rows, (0, 1), ("cat", "dog"))
@@ -69,11 +71,11 @@ class Report:
 
     def column(self, name: str) -> Column:
         """A column by name."""
-        found = next((column for column in self.columns if column.name == name), None)
-        if found is None:
+        wanted = next((column for column in self.columns if column.name == name), None)
+        if wanted is None:
             names = ", ".join(column.name for column in self.columns)
             raise KeyError(f"no column {name!r}; this report has {names}.")
-        return found
+        return wanted
 
     def value(self, method: str, column: str) -> float | None:
         """The mean over classes, or ``None`` if the method has no such number."""
@@ -158,11 +160,11 @@ class Report:
 
     def _information_index(self, method: str, names: Sequence[str]) -> float | None:
         """IDI: information above the retrained model's over the original's, mean of classes."""
-        found = [
+        indices = [
             information_index(*(self._layers(m, names, row) for m in (method, *FIRST[:2])))
             for row in self.classes
         ]
-        known = [value for value in found if value is not None]
+        known = [value for value in indices if value is not None]
         return sum(known) / len(known) if known and method != "random network" else None
 
     def _layers(self, method: str, names: Sequence[str], row: int) -> list[float]:
@@ -180,6 +182,7 @@ class Report:
                 two numbers for one method, class and column.
 
         Example:
+            >>> from wfilter.metrics.cells import Cell
             >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
             >>> parts = [
             ...     Report((column,), {"ours": {"Acc_f": Cell({c: 0.5 * c})}}, (c,)) for c in (0, 1)
@@ -187,24 +190,23 @@ class Report:
             >>> Report.join(parts).value("ours", "Acc_f")
             0.25
         """
-        given = list(reports)
-        if not given:
+        parts = list(reports)
+        if not parts:
             raise ValueError("there is no report to join.")
-        names = {report.class_names for report in given}
+        names = {report.class_names for report in parts}
         if len(names) > 1:
             raise ValueError(
                 "the reports name their classes differently:\n" + "\n".join(map(str, names))
             )
-        rows: dict[str, dict[str, Cell]] = {}
-        for report in given:
-            for method, row in report.rows.items():
-                _add(rows.setdefault(method, {}), row, method)
-        classes = tuple(sorted({row for report in given for row in report.classes}))
-        details: dict[str, Any] = {}
-        for report in given:
-            _deep_update(details, report.details)
-        facts = {**given[0].facts}
-        return Report(_all_columns(given), rows, classes, given[0].class_names, facts, details)
+        classes = tuple(sorted({row for report in parts for row in report.classes}))
+        return Report(
+            joining.columns(parts),
+            joining.rows(parts),
+            classes,
+            parts[0].class_names,
+            dict(parts[0].facts),
+            joining.details(parts),
+        )
 
     def against(self, other: Report) -> Comparison:
         """This report's numbers beside those of another on the same classes.
@@ -213,6 +215,7 @@ class Report:
             ValueError: The other report is for other classes, or has no method or column in common.
 
         Example:
+            >>> from wfilter.metrics.cells import Cell
             >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
             >>> old, new = (
             ...     Report((column,), {"ours": {"Acc_f": Cell({0: value})}}, (0,))
@@ -258,15 +261,15 @@ class Report:
 
     def tables(self) -> list[Table]:
         """One table for each group of columns that has a number."""
-        found = []
+        tables = []
         for group in dict.fromkeys(column.group for column in self.columns):
             columns = [column for column in self.columns if column.group == group]
             numbers = {m: [self._shown(m, column) for column in columns] for m in self.methods}
             kept = [i for i in range(len(columns)) if any(row[i] for row in numbers.values())]
             lines = {m: [row[i] or "-" for i in kept] for m, row in numbers.items() if any(row)}
             if lines:
-                found.append(Table(group, tuple(columns[i] for i in kept), lines))
-        return found
+                tables.append(Table(group, tuple(columns[i] for i in kept), lines))
+        return tables
 
     def _shown(self, method: str, column: Column) -> str:
         value = self.value(method, column.name)
@@ -373,41 +376,3 @@ def _dense(*routings: Mapping[int, float]) -> list[Tensor]:
     """Routings kept without their zeros, as tensors over the same classes."""
     size = 1 + max(row for routing in routings for row in routing)
     return [torch.tensor([routing.get(row, 0.0) for row in range(size)]) for routing in routings]
-
-
-def _add(into: dict[str, Cell], row: Row, method: str) -> None:
-    """In place: the numbers of a row beside those already there."""
-    for column, cell in row.items():
-        old = into.get(column)
-        into[column] = cell if old is None else _joined(method, column, old, cell)
-
-
-def _joined(method: str, column: str, old: Cell, new: Cell) -> Cell:
-    shared = sorted({*old.by_class} & {*new.by_class})
-    if shared or (not old.by_class and not new.by_class and old != new):
-        raise ValueError(
-            f"two reports have a number for {method}, {column}"
-            f"{f', class {shared[0]}' if shared else ''}. Join each measurement once."
-        )
-    return Cell({**old.by_class, **new.by_class}, old.value)
-
-
-def _all_columns(reports: Sequence[Report]) -> tuple[Column, ...]:
-    columns: dict[str, Column] = {}
-    for report in reports:
-        for column in report.columns:
-            if columns.setdefault(column.name, column) != column:
-                raise ValueError(
-                    f"the reports define {column.name} differently:\n{columns[column.name]}\n"
-                    f"{column}. Measure them with the same budget."
-                )
-    return tuple(columns.values())
-
-
-def _deep_update(into: dict[Any, Any], new: Mapping[Any, Any]) -> None:
-    """In place: nested mappings are merged, anything else replaced."""
-    for key, value in new.items():
-        if isinstance(value, Mapping):
-            _deep_update(into.setdefault(key, {}), value)
-        else:
-            into[key] = value

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wfilter import __version__, baselines
+from wfilter.core.forget import refuse_other_classes
 from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
 from wfilter.core.renamed import renamed_keywords
@@ -153,8 +154,8 @@ def make_problem(
     """
     batches = as_batches(data)
     if isinstance(model, FilteredModel):
-        model.refuse_other_classes(data)
-        model.refuse_other_classes(train)
+        refuse_other_classes(model.class_names, data)
+        refuse_other_classes(model.class_names, train)
         base, number, names = model.base, model.num_classes, model.class_names
     elif classes is None or original is None:
         raise ValueError(
@@ -164,8 +165,8 @@ def make_problem(
     else:
         base, names = original, getattr(data, "class_names", None)
         number = num_classes(base, batches)
-    given = [classes] if isinstance(classes, int | str) else classes
-    wanted = range(number) if given is None else given
+    named = [classes] if isinstance(classes, int | str) else classes
+    wanted = range(number) if named is None else named
     chosen = tuple(sorted({class_index(row, number, names) for row in wanted}))
     if not chosen:
         raise ValueError("classes is empty: name at least one class to forget.")
@@ -188,9 +189,9 @@ def report_on(method: Method, problem: Problem, metrics: Iterable[str] = CHEAP) 
     details: dict[str, Any] = {}
     names = list(metrics)
     for name in names:
-        found = measure(name, method, problem)
-        cells |= found.cells
-        for detail, value in found.details.items():
+        measured = measure(name, method, problem)
+        cells |= measured.cells
+        for detail, value in measured.details.items():
             details[detail] = {method.name: value}
     ordered = [METRICS[name] for name in METRICS if name in names]
     columns = tuple(column for each in ordered for column in each.columns(problem))
@@ -203,7 +204,7 @@ def report_on(method: Method, problem: Problem, metrics: Iterable[str] = CHEAP) 
 # ---- methods ----------------------------------------------------------------------------------
 
 
-def as_method(given: Any, problem: Problem, seconds: float | None, name: str) -> Method:
+def as_method(models: Any, problem: Problem, seconds: float | None, name: str) -> Method:
     """A filtered model, one plain model, or models by class as a method for the problem's classes.
 
     Example:
@@ -211,16 +212,16 @@ def as_method(given: Any, problem: Problem, seconds: float | None, name: str) ->
         >>> as_method(nn.Linear(4, 3), problem, None, "mine").classes
         (1,)
     """
-    if isinstance(given, FilteredModel):
-        return Method.of_filtered(given, problem.classes, name, seconds)
-    if isinstance(given, nn.Module):
-        given = {_only_class(name, problem): given}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{name} is a {type(given).__name__}; expected {{class: model}}.")
-    kept = {row: given[row] for row in problem.classes if row in given}
+    if isinstance(models, FilteredModel):
+        return Method.of_filtered(models, problem.classes, name, seconds)
+    if isinstance(models, nn.Module):
+        models = {_only_class(name, problem): models}
+    if not isinstance(models, Mapping):
+        raise TypeError(f"{name} is a {type(models).__name__}; expected {{class: model}}.")
+    kept = {row: models[row] for row in problem.classes if row in models}
     if not kept:
         raise ValueError(
-            f"{name} has models for the classes {sorted(given)}\n"
+            f"{name} has models for the classes {sorted(models)}\n"
             f"and the report is for {list(problem.classes)}. Pass a model for one of these."
         )
     return Method.of_models(name, kept, {} if seconds is None else dict.fromkeys(kept, seconds))
@@ -254,10 +255,10 @@ def _rivals(
 ) -> list[Method]:
     if isinstance(rivals, Mapping):
         return [_finished(name, models, problem) for name, models in rivals.items()]
-    given = (
+    chosen = (
         (baselines.METHODS if rivals == "all" else [rivals]) if isinstance(rivals, str) else rivals
     )
-    names = [name for name in given if name != "original"]
+    names = [name for name in chosen if name != "original"]
     made = {}
     for row in problem.classes if names else ():
         batches = as_batches(train, "train", shuffle=problem.seed)
@@ -268,8 +269,8 @@ def _rivals(
     return [
         Method.of_models(
             name,
-            {row: found[name].model for row, found in made.items()},
-            {row: found[name].seconds for row, found in made.items()},
+            {row: rival[name].model for row, rival in made.items()},
+            {row: rival[name].seconds for row, rival in made.items()},
         )
         for name in names
     ]

@@ -102,7 +102,7 @@ def _above(
     report: Report, method: str, bar: str | None, columns: Sequence[str], row: int
 ) -> list[str]:
     """Columns in which a method has clearly more than the bar, or than nothing, in words."""
-    found = []
+    betraying = []
     for name in columns:
         mine = report.of_class(method, name, row)
         theirs = 0.0 if bar is None else report.of_class(bar, name, row)
@@ -112,16 +112,16 @@ def _above(
         spread = sum(error**2 for error in errors if error is not None) ** 0.5
         if mine - theirs > max(MARGIN, 2 * spread):
             beside = f", retrained {100 * theirs:.1f}" if bar else ""
-            found.append(f"{name} {100 * mine:.1f}{beside}")
-    return found
+            betraying.append(f"{name} {100 * mine:.1f}{beside}")
+    return betraying
 
 
 def _as_original(report: Report, method: str, columns: Sequence[str], row: int) -> list[str]:
     """Columns that find the class nearly as well as in the original, in words."""
-    found = []
+    betraying = []
     for name in columns:
         mine, before = (report.of_class(m, name, row) for m in (method, "original"))
         if mine is not None and mine >= (1.0 if before is None else before) - 2 * MARGIN:
             beside = "" if before is None else f", original {100 * before:.1f}"
-            found.append(f"{name} {100 * mine:.1f}{beside}")
-    return found
+            betraying.append(f"{name} {100 * mine:.1f}{beside}")
+    return betraying

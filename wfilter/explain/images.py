@@ -100,8 +100,8 @@ def predictions(
 
 
 def _likeliest(logits: Tensor, k: int) -> list[tuple[tuple[int, float], ...]]:
-    found = logits.float().softmax(1).topk(min(k, logits.shape[1]))
-    return [tuple(zip(i, p)) for i, p in zip(found.indices.tolist(), found.values.tolist())]
+    best = logits.float().softmax(1).topk(min(k, logits.shape[1]))
+    return [tuple(zip(i, p)) for i, p in zip(best.indices.tolist(), best.values.tolist())]
 
 
 def _watched(model: nn.Module, target: Target) -> tuple[nn.Module, int]:

@@ -19,14 +19,18 @@ NOT_MEASURED = (
 
 
 def model_card(
-    wf: FilteredModel, made: Mapping[str, object] | None = None, figures: str = ""
+    wf: FilteredModel,
+    made: Mapping[str, object] | None = None,
+    figures: str = "",
+    source: str = "filters.safetensors",
 ) -> str:
     """The text of a card, with the front matter that model hubs read.
 
     Args:
         wf: The filtered model.
         made: How the filters were made: model, data, recipe, ...
-        figures: Markdown, such as ``Report.to_markdown()`` gives.
+        figures: Markdown, such as ``Report.to_markdown()`` and ``Audit.to_markdown()`` give.
+        source: What a reader passes to ``wfilter.load``.
 
     Example:
         >>> import wfilter
@@ -47,7 +51,7 @@ With these filters the model behaves as if any class, or set of classes, had nev
 a different one for every image of a batch if need be. {_contents(wf)}
 
 ```python
-wf = wfilter.load("filters.safetensors", model)  # the base model these filters were made for
+wf = wfilter.load("{source}", model)  # the base model these filters were made for
 logits = wf(images, forget=labels)  # one class to forget per image
 ```
 {how}{FIGURES}

@@ -1,7 +1,7 @@
 """Save and load the alphas: one safetensors file, no pickle, written atomically.
 
 The file's header carries what is needed to refuse the wrong base model, and a digest over alphas
-and facts, so that a changed byte is an error and never a different model.
+and header, so that a changed byte is an error and never a different model.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from wfilter import __version__
 from wfilter.core.attach import apply_weight_filtering, remove_weight_filtering
 from wfilter.core.feature_rows import FeatureRows
+from wfilter.core.forgetting import refuse_inside
 from wfilter.core.gates import HARD
 from wfilter.core.model import FilteredModel
 from wfilter.core.refusals import refuse_bad_alphas
-from wfilter.files import card
+from wfilter.files import card, hub
 
 
 class Figures(Protocol):
@@ -65,7 +67,7 @@ def save(wf: FilteredModel, path: str | Path, report: Figures | None = None) -> 
     """
     from safetensors.torch import save as to_bytes
 
-    wf.refuse_inside_forgetting("save")
+    refuse_inside(wf.base, "save")
     refuse_bad_alphas(wf)
     path = Path(path)
     if path.suffix == "":
@@ -74,11 +76,33 @@ def save(wf: FilteredModel, path: str | Path, report: Figures | None = None) -> 
         write_atomically(path / card.NAME, card.model_card(wf, figures=figures).encode())
         path = path / FILE
     alphas = {name: alpha.detach().cpu().contiguous().clone() for name, alpha in wf.alpha.items()}
-    facts = _facts(wf)
+    header = _header(wf)
     alphas |= _row_tensors(wf)
-    facts["digest"] = digest_of(facts, alphas)
-    write_atomically(path, to_bytes(alphas, metadata={"wfilter": json.dumps(facts)}))
+    header["digest"] = digest_of(header, alphas)
+    write_atomically(path, to_bytes(alphas, metadata={"wfilter": json.dumps(header)}))
     return path
+
+
+def push_to_hub(
+    wf: FilteredModel,
+    repo_id: str,
+    *,
+    report: Figures | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    message: str = "Add weight filters",
+) -> str:
+    """See `FilteredModel.push_to_hub`."""
+    address = hub.PREFIX + repo_id + (f"@{revision}" if revision else "")
+    hub.parse(address)
+    with tempfile.TemporaryDirectory() as folder:
+        save(wf, Path(folder) / FILE)
+        figures = "" if report is None else report.to_markdown()
+        text = card.model_card(wf, figures=figures, source=address)
+        (Path(folder) / card.NAME).write_text(text, encoding="utf-8")
+        return hub.upload(
+            Path(folder), repo_id, private=private, revision=revision, message=message
+        )
 
 
 def load(
@@ -86,44 +110,51 @@ def load(
 ) -> FilteredModel:
     """Filters from a file written by ``FilteredModel.save``, on the base model they were made for.
 
+    Args:
+        path: The file, its folder, or ``hf://owner/name`` (``@revision``) on the Hugging Face Hub.
+        model: The base model, with the weights the filters were made for.
+        example_input: As for `apply_weight_filtering`.
+
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: The file is damaged, of another format, or belongs to another base model. The
             model given is then left as it was.
     """
+    if str(path).startswith(hub.PREFIX):
+        path = hub.fetch(str(path), FILE)
     path = Path(path)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist. Write it with wf.save(path).")
-    facts, shapes = read_facts(path)
-    found = fingerprint(model)
-    if found != facts["base"]:
+    header, shapes = read_header(path)
+    digest = fingerprint(model)
+    if digest != header["base"]:
         raise ValueError(
-            f"{path} was made for another base model ({facts['architecture']}).\n"
-            f"  fingerprint in the file: {facts['base'][:16]}\n"
-            f"  fingerprint of this {type(model).__name__}: {found[:16]}\n"
+            f"{path} was made for another base model ({header['architecture']}).\n"
+            f"  fingerprint in the file: {header['base'][:16]}\n"
+            f"  fingerprint of this {type(model).__name__}: {digest[:16]}\n"
             "Load the weights the filters were trained on before attaching them."
         )
     try:
         wf = apply_weight_filtering(
             model,
-            facts["num_classes"],
+            header["num_classes"],
             targets=lambda name, module, parameter: name in shapes,
-            granularity=facts["granularity"],
-            class_names=facts.get("class_names"),
+            granularity=header["granularity"],
+            class_names=header.get("class_names"),
             example_input=example_input,
         )
     except ValueError as error:
         raise ValueError(f"{path} does not fit this model: {error}") from error
     try:
-        _fill(wf, path, facts, shapes)
+        _fill(wf, path, header, shapes)
     except BaseException:
         remove_weight_filtering(wf)
         raise
     return wf
 
 
-def _fill(wf: FilteredModel, path: Path, facts: dict[str, Any], shapes: Shapes) -> None:
+def _fill(wf: FilteredModel, path: Path, header: dict[str, Any], shapes: Shapes) -> None:
     """In place: the alphas of a file, read only where their shapes are those of the model."""
     shapes = {name: shape for name, shape in shapes.items() if not name.startswith(ROWS)}
     expected = {name: tuple(alpha.shape) for name, alpha in wf.alpha.items()}
@@ -133,28 +164,28 @@ def _fill(wf: FilteredModel, path: Path, facts: dict[str, Any], shapes: Shapes) 
             f"{path} does not fit this model: missing {missing[:3]}, unexpected {extra[:3]}, or "
             "shapes differ."
         )
-    tensors = _read_tensors(path, facts)
+    tensors = _read_tensors(path, header)
     rows = {n.removeprefix(ROWS): t for n, t in tensors.items() if n.startswith(ROWS)}
     alphas = {name: tensor for name, tensor in tensors.items() if not name.startswith(ROWS)}
     if rows:
-        wf.feature_rows = FeatureRows(**rows, head=facts["feature_rows"]).to(wf.alphas.device)
+        wf.feature_rows = FeatureRows(**rows, head=header["feature_rows"]).to(wf.alphas.device)
         wf.feature_rows.head_of(wf.base)  # refuses a head that is not there
     with torch.no_grad():
         for name, alpha in alphas.items():
             wf.alpha[name].copy_(alpha)
     wf.pin_open(name for name, alpha in alphas.items() if bool((alpha == HARD).all()))
-    wf.hard = facts.get("hard", False)
+    wf.hard = header.get("hard", False)
 
 
-def read_facts(path: Path) -> tuple[dict[str, Any], Shapes]:
-    """The facts of a file and the shapes of its alphas, which are not looked at yet."""
+def read_header(path: Path) -> tuple[dict[str, Any], Shapes]:
+    """The header of a file and the shapes of its alphas, which are not looked at yet."""
     from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {n: tuple(file.get_slice(n).get_shape()) for n in file.keys()}  # noqa: SIM118
-            facts = json.loads((file.metadata() or {})["wfilter"])
-            version, _ = facts["format"], facts["digest"]
+            header = json.loads((file.metadata() or {})["wfilter"])
+            version, _ = header["format"], header["digest"]
     except KeyError:
         raise ValueError(
             f"{path} is not a wfilter file: it carries no filter facts. "
@@ -166,52 +197,52 @@ def read_facts(path: Path) -> tuple[dict[str, Any], Shapes]:
         raise ValueError(
             f"{path} has format {version}, this wfilter reads formats {FORMAT} and {WITH_ROWS}."
         )
-    if not _sensible(facts, shapes):
+    if not _sensible(header, shapes):
         raise ValueError(f"{path} does not hold filters that wfilter would write. {REMEDY}")
     alphas = [name for name in shapes if not name.startswith(ROWS)]
-    if sorted(alphas) != facts.get("targets"):
-        listed = facts.get("targets") or []
+    if sorted(alphas) != header.get("targets"):
+        listed = header.get("targets") or []
         missing, extra = sorted(set(listed) - set(alphas)), sorted(set(alphas) - set(listed))
         raise ValueError(
             f"{path} is damaged: missing {missing[:3]}, unexpected {extra[:3]}. {REMEDY}"
         )
-    return facts, shapes
+    return header, shapes
 
 
-def _read_tensors(path: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
+def _read_tensors(path: Path, header: dict[str, Any]) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
         alphas = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if digest_of({k: v for k, v in facts.items() if k != "digest"}, alphas) != facts["digest"]:
+    if digest_of({k: v for k, v in header.items() if k != "digest"}, alphas) != header["digest"]:
         raise ValueError(f"{path} is damaged: its digest does not match its content. {REMEDY}")
     if not all(a.is_floating_point() and bool(a.isfinite().all()) for a in alphas.values()):
         raise ValueError(f"{path} holds alphas that are no finite numbers. {REMEDY}")
     return alphas
 
 
-def _sensible(facts: dict[str, Any], shapes: Shapes) -> bool:
-    """Whether all facts are there and of their kind, and the alphas have a row per class."""
+def _sensible(header: dict[str, Any], shapes: Shapes) -> bool:
+    """Whether the header is whole and of the right kinds, and the alphas have a row per class."""
     kinds = {"num_classes": int, "granularity": str, "architecture": str, "base": str}
-    lists = [facts.get("class_names"), facts.get("targets")]
+    lists = [header.get("class_names"), header.get("targets")]
     return (
-        all(type(facts.get(key)) is kind for key, kind in kinds.items())
-        and type(facts.get("hard", False)) is bool
+        all(type(header.get(key)) is kind for key, kind in kinds.items())
+        and type(header.get("hard", False)) is bool
         and all(n is None or (type(n) is list and all(type(s) is str for s in n)) for n in lists)
         and all(
-            (len(s) == 2 or n.startswith(ROWS)) and s[0] == facts["num_classes"]
+            (len(s) == 2 or n.startswith(ROWS)) and s[0] == header["num_classes"]
             for n, s in shapes.items()
         )
-        and _rows_fit(facts, {n.removeprefix(ROWS) for n in shapes if n.startswith(ROWS)})
+        and _rows_fit(header, {n.removeprefix(ROWS) for n in shapes if n.startswith(ROWS)})
     )
 
 
-def _rows_fit(facts: dict[str, Any], names: set[str]) -> bool:
+def _rows_fit(header: dict[str, Any], names: set[str]) -> bool:
     """Whether there are no feature rows, or all tensors that they need and the name of a head."""
-    if facts["format"] == FORMAT:
-        return not names and "feature_rows" not in facts
+    if header["format"] == FORMAT:
+        return not names and "feature_rows" not in header
     known = {"means", "spreads", "shifts", "detectors", "offsets"}
-    return {"means", "spreads"} <= names <= known and type(facts.get("feature_rows")) is str
+    return {"means", "spreads"} <= names <= known and type(header.get("feature_rows")) is str
 
 
 def _row_tensors(wf: FilteredModel) -> dict[str, Tensor]:
@@ -221,7 +252,7 @@ def _row_tensors(wf: FilteredModel) -> dict[str, Tensor]:
     return {ROWS + name: tensor.cpu().contiguous().clone() for name, tensor in rows.items()}
 
 
-def _facts(wf: FilteredModel) -> dict[str, Any]:
+def _header(wf: FilteredModel) -> dict[str, Any]:
     rows = wf.feature_rows
     return {
         "format": FORMAT if rows is None else WITH_ROWS,
@@ -237,9 +268,9 @@ def _facts(wf: FilteredModel) -> dict[str, Any]:
     }
 
 
-def digest_of(facts: dict[str, Any], alphas: dict[str, Tensor]) -> str:
-    """A digest over the facts and tensors of a file, names, shapes and dtypes included."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+def digest_of(header: dict[str, Any], alphas: dict[str, Tensor]) -> str:
+    """A digest over the header and tensors of a file, names, shapes and dtypes included."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(alphas):
         _feed(digest, name, alphas[name])
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.compiling import has_compiler
 from wfilter.core.forget import as_sets
-from wfilter.core.inspection import example_inputs
+from wfilter.core.forgetting import refuse_inside
+from wfilter.core.guessing import guess_images
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
+from wfilter.files.exported import NOTE, Program, Takes, load_exported
 
 # Batches an exported graph is checked on: one image, the traced number, and another.
 TRACED, CHECKED = 3, (1, 3, 5)
-Program = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ def export(
     *,
     forget: str = "labels",
     example_input: Tensor | None = None,
+    aoti: bool = False,
 ) -> Exported:
     """Write a filtered or plain model as a graph, and check the file against the model.
 
@@ -57,12 +61,15 @@ def export(
         forget: ``"labels"``, int64 ``(batch,)`` with -1 for nothing, or ``"sets"``, bool
             ``(batch, num_classes)``.
         example_input: Images of the size to export for, where it cannot be guessed.
+        aoti: Compile the graph ahead of time, by AOTInductor, for the device the model is on: the
+            ``.pt2`` file then holds machine code for processors like this one. It takes a C++
+            compiler and half a minute or more. Open it with `load_exported`.
 
     Returns:
         The file's facts; its logits were compared with the model's on batches of three sizes.
 
     Raises:
-        ValueError: The suffix or ``forget`` is unknown, or the model cannot be traced.
+        ValueError: The suffix or ``forget`` is unknown, or the model cannot be traced or compiled.
         RuntimeError: The written graph answers differently.
 
     Example:
@@ -79,11 +86,13 @@ def export(
         raise ValueError(f"forget={forget!r} is unknown. Use 'labels' or 'sets'.")
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder. Make it first.")
+    if aoti:
+        _refuse_compiling(path)
     network, make_inputs = _as_graph(model, forget, _image(model, example_input))
-    write, read = _WRITERS[path.suffix]
+    write = _write_package if aoti else _WRITERS[path.suffix]
     with _quiet(), torch.no_grad():
         write(network, make_inputs(TRACED), path)
-        difference = _compare(network, read(path), make_inputs)
+        difference = _compare(network, _read(path), make_inputs)
     names = ("images", "forget")[: len(make_inputs(1))]
     return Exported(path, names, path.stat().st_size, difference)
 
@@ -121,7 +130,7 @@ def _as_graph(
 
     if not isinstance(model, FilteredModel):
         return _Plain(model).eval(), lambda count: (images(count),)
-    model.refuse_inside_forgetting("export")
+    refuse_inside(model.base, "export")
     model.inspect(image)
     classes = model.num_classes
 
@@ -139,16 +148,7 @@ def _image(model: nn.Module, example: Tensor | None) -> Tensor:
     if example is not None:
         first = next(base.parameters())
         return example[:1].to(first.device, first.dtype)
-    for guess in example_inputs(base):
-        try:
-            with torch.no_grad():
-                base.eval()(guess)
-        except Exception:
-            continue
-        return guess
-    raise ValueError(
-        f"could not guess an input that {type(base).__name__} takes. Pass example_input=images."
-    )
+    return guess_images(base)
 
 
 def _trace(network: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
@@ -173,8 +173,40 @@ def _write_pt2(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> No
     torch.export.save(_trace(network, inputs), path)
 
 
-def _read_pt2(path: Path) -> Program:
-    return torch.export.load(path).module()
+def _refuse_compiling(path: Path) -> None:
+    if path.suffix != ".pt2":
+        raise ValueError(f"aoti=True writes a .pt2 package, not {path.name}.")
+    if not has_compiler():
+        raise ValueError(
+            "aoti=True needs a C++ compiler and finds none. Install g++ or clang++, or set CXX."
+        )
+
+
+def _write_package(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+    """Machine code with all weights and alphas in it; frozen, since nothing in it can change."""
+    takes = _takes(network, *inputs)
+    settings = {
+        "aot_inductor.metadata": {NOTE: takes.write()},
+        "aot_inductor.check_lowerbound": False,  # one image is not too few
+        "freezing": takes.device == "cpu",
+    }
+    program = _trace(network, inputs)
+    try:
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(path.absolute()), inductor_configs=settings
+        )
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise ValueError(
+            f"AOTInductor cannot compile this model: {reason} Export it without aoti, as a graph."
+        ) from error
+
+
+def _takes(network: nn.Module, images: Tensor, *forget: Tensor) -> Takes:
+    facts = tuple(images.shape[1:]), str(images.dtype), images.device.type
+    if not isinstance(network, _Graph):
+        return Takes(*facts)
+    return Takes(*facts, network.wf.num_classes, forget[0].dtype == torch.bool)
 
 
 def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
@@ -196,28 +228,14 @@ def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> N
     )
 
 
-def _read_onnx(path: Path) -> Program | None:
-    """The graph in onnxruntime, or nothing where that is not installed."""
-    try:
-        import onnxruntime
-    except ModuleNotFoundError:
+_WRITERS: dict[str, Callable[..., None]] = {".pt2": _write_pt2, ".onnx": _write_onnx}
+
+
+def _read(path: Path) -> Program | None:
+    """The file as a function; nothing where there is no onnxruntime to run it."""
+    if path.suffix == ".onnx" and importlib.util.find_spec("onnxruntime") is None:
         return None
-    session: Any = onnxruntime.InferenceSession(  # type: ignore[attr-defined]
-        str(path), providers=["CPUExecutionProvider"]
-    )
-    names = [entry.name for entry in session.get_inputs()]
-
-    def program(*inputs: Tensor) -> Tensor:
-        fed = {name: value.cpu().numpy() for name, value in zip(names, inputs)}
-        return torch.from_numpy(session.run(None, fed)[0])
-
-    return program
-
-
-_WRITERS: dict[str, tuple[Callable[..., None], Callable[[Path], Program | None]]] = {
-    ".pt2": (_write_pt2, _read_pt2),
-    ".onnx": (_write_onnx, _read_onnx),
-}
+    return load_exported(path)
 
 
 def _compare(
@@ -229,8 +247,8 @@ def _compare(
     worst = 0.0
     for count in CHECKED:
         inputs = make_inputs(count)
-        expected, found = network(*inputs).cpu(), program(*inputs).cpu()
-        worst = max(worst, float((expected - found).abs().max()))
+        expected, exported = network(*inputs).cpu(), program(*inputs).cpu()
+        worst = max(worst, float((expected - exported).abs().max()))
         if worst > 1e-3 * max(1.0, float(expected.abs().max())):
             raise RuntimeError(
                 f"the exported graph differs from the model by {worst:.1e} on {count} images. "
@@ -242,7 +260,8 @@ def _compare(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' own warnings, which are about their insides."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export")]
+    names = "torch.onnx", "onnxscript", "torch.export", "torch._inductor", "torch.utils"
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

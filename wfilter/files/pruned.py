@@ -45,12 +45,12 @@ def save_pruned(
         name: tensor.detach().cpu().contiguous().clone()
         for name, tensor in pruned.model.state_dict().items()
     }
-    facts = {
+    header = {
         "architecture": architecture,
         "num_classes": num_classes,
         "attributes": pruned.attributes,
     }
-    write_atomically(path.absolute(), save(tensors, metadata={KEY: json.dumps(facts)}))
+    write_atomically(path.absolute(), save(tensors, metadata={KEY: json.dumps(header)}))
     return path
 
 
@@ -75,14 +75,14 @@ def load_pruned(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         ...     load_pruned(file, nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))[0]
         Linear(in_features=4, out_features=3, bias=True)
     """
-    facts, tensors = _read(Path(path))
+    header, tensors = _read(Path(path))
     if model is None:
-        if not facts["architecture"]:
+        if not header["architecture"]:
             raise ValueError(
                 f"{path} names no architecture. Pass the model as it was before pruning."
             )
-        model = zoo.build(facts["architecture"], num_classes=facts["num_classes"])
-    _fit(model, facts["attributes"], tensors, Path(path))
+        model = zoo.build(header["architecture"], num_classes=header["num_classes"])
+    _fit(model, header["attributes"], tensors, Path(path))
     model.load_state_dict(tensors)
     return model.eval()
 
@@ -94,15 +94,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         raise FileNotFoundError(f"{path} does not exist. Write it with wfilter bake --prune.")
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get(KEY, "null"))
+            header = json.loads((file.metadata() or {}).get(KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({error}). Write it anew.") from None
-    if not isinstance(facts, dict) or set(facts) != {"architecture", "num_classes", "attributes"}:
+    if not isinstance(header, dict) or set(header) != {"architecture", "num_classes", "attributes"}:
         raise ValueError(
             f"{path} holds no pruned model. Load a plain file with model.load_state_dict."
         )
-    return facts, tensors
+    return header, tensors
 
 
 def _fit(

@@ -287,9 +287,9 @@ def answers(method: Method, problem: Problem) -> Answers:
         forget = draw(labels)
         predictions = method.logits(images, forget).argmax(1)
         parts.append((predictions, labels.repeat_interleave(forget.shape[1]), forget.flatten()))
-    given = Answers(*(torch.cat(part) for part in zip(*parts)))
-    problem.refuse_absent(given.labels, "data")
-    return given
+    answered = Answers(*(torch.cat(part) for part in zip(*parts)))
+    problem.refuse_absent(answered.labels, "data")
+    return answered
 
 
 def _columns(problem: Problem) -> list[Column]:
@@ -327,17 +327,17 @@ def _worst(source: str, better: Better, word: str) -> Column:
 @metric("accuracy", _columns, order=10)
 def measure_accuracy(method: Method, problem: Problem) -> Measured:
     """Acc_r, Acc_f and AUS of all classes in mixed batches; confusions and routings as details."""
-    given = answers(method, problem)
-    retain, forget, before = given.retain.by_row, given.forget.by_row, problem.original.by_row
+    answered = answers(method, problem)
+    retain, forget, before = answered.retain.by_row, answered.forget.by_row, problem.original.by_row
     scores = {row: aus(retain[row], forget[row], before[row]) for row in retain}
     cells = {"Acc_r": Cell(retain), "Acc_f": Cell(forget), "AUS": Cell(scores)}
-    shares = {row: given.routing(row, problem.num_classes).tolist() for row in method.classes}
+    shares = {row: answered.routing(row, problem.num_classes).tolist() for row in method.classes}
     details: dict[str, Any] = {
-        "routing": {r: {c: x for c, x in enumerate(found) if x} for r, found in shares.items()}
+        "routing": {r: {c: x for c, x in enumerate(routed) if x} for r, routed in shares.items()}
     }
     if problem.num_classes <= FULL_CONFUSION:
         by_row = confusion_by_row(
-            given.predictions, given.labels, given.forgotten, problem.num_classes
+            answered.predictions, answered.labels, answered.forgotten, problem.num_classes
         )
         details["confusion"] = {row: counts.tolist() for row, counts in by_row.items()}
     return Measured(cells, details)

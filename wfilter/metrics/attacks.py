@@ -52,11 +52,11 @@ def nearest_neighbours(
     """
     x, test = F.normalize(features.float()), F.normalize(test_features.float())
     votes = F.one_hot(labels, int(labels.max()) + 1).float()
-    found = [
+    predictions = [
         votes[(part @ x.T).topk(min(k, len(x)), 1).indices].sum(1).argmax(1)
         for part in torch.split(test, 1000)
     ]
-    return scored(torch.cat(found), test_labels)
+    return scored(torch.cat(predictions), test_labels)
 
 
 def mlp_probe(
@@ -188,7 +188,7 @@ def measure_attacks(method: Method, problem: Problem) -> Measured:
         known = (train.features, problem.train[1], test.features, problem.test[1])
         if not (method.shared and fitted):
             fitted.update({name: attack(*known) for name, (attack, _) in ATTACKS.items()})
-        found: dict[str, float | None] = {"one-vs-rest AUC": separation(*known, row)}
-        return found | {f"{name} f": probe.by_class[row] for name, probe in fitted.items()}
+        scores: dict[str, float | None] = {"one-vs-rest AUC": separation(*known, row)}
+        return scores | {f"{name} f": probe.by_class[row] for name, probe in fitted.items()}
 
     return by_class(method, number)

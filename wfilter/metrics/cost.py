@@ -52,11 +52,11 @@ def measure_cost(method: Method, problem: Problem) -> Measured:
             size = sum(t.numel() * t.element_size() for t in own) * problem.num_classes
             served = [torch.empty_like(tensor) for tensor in own]
             switch = _milliseconds(lambda: _copy(own, served), *own[:1])
-        found: dict[str, float | None] = {"stored": stored, "MB": size / 1e6, "switch ms": switch}
+        costs: dict[str, float | None] = {"stored": stored, "MB": size / 1e6, "switch ms": switch}
         if row in method.seconds:
-            found["s/class"] = method.seconds[row]
-            found["s, all"] = method.seconds[row] * problem.num_classes
-        return found
+            costs["s/class"] = method.seconds[row]
+            costs["s, all"] = method.seconds[row] * problem.num_classes
+        return costs
 
     return by_class(method, number)
 

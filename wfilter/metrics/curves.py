@@ -268,11 +268,15 @@ def mean_curve(curves: Iterable[Curve]) -> Curve:
         >>> mean_curve([Curve((0.0, 1.0), (0.0, 1.0)), Curve((0.0, 1.0), (1.0, 1.0))]).values
         (0.5, 1.0)
     """
-    given = list(curves)
-    if not given or len({curve.shares for curve in given}) != 1:
-        raise ValueError(f"{len(given)} curves with different shares. Use the same steps for all.")
-    values = tuple(sum(points) / len(given) for points in zip(*(curve.values for curve in given)))
-    return Curve(given[0].shares, values)
+    averaged = list(curves)
+    if not averaged or len({curve.shares for curve in averaged}) != 1:
+        raise ValueError(
+            f"{len(averaged)} curves with different shares. Use the same steps for all."
+        )
+    values = tuple(
+        sum(points) / len(averaged) for points in zip(*(curve.values for curve in averaged))
+    )
+    return Curve(averaged[0].shares, values)
 
 
 @torch.no_grad()
@@ -368,8 +372,8 @@ def measure_curves(method: Method, problem: Problem) -> Measured:
 
     def number(row: int) -> dict[str, float | None]:
         images = problem.of_class(row)[0][: budget.curve_images]
-        found = class_curves(wf, images, row, steps=budget.curve_steps, seed=problem.seed)
-        by_name = {name.replace("_", " "): curve for name, curve in vars(found).items()}
+        curves = class_curves(wf, images, row, steps=budget.curve_steps, seed=problem.seed)
+        by_name = {name.replace("_", " "): curve for name, curve in vars(curves).items()}
         points[row] = {name: list(curve.values) for name, curve in by_name.items()}
         return {name: curve.auc for name, curve in by_name.items()}
 

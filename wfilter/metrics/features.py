@@ -1,34 +1,25 @@
 """What a classifier's head sees: its input, caught on the way."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from wfilter.core import head as heads
+from wfilter.core.outputs import Inputs
 from wfilter.data.batches import labelled_batches
 from wfilter.data.running import Batches, Forward, device_of, evaluating
 
 
 def find_head(model: nn.Module) -> nn.Module:
-    """The layer that makes the logits: timm's classifier, or the last ``nn.Linear`` registered.
-
-    A model without linear layers gives its last convolution (SqueezeNet).
+    """The layer that makes the logits, found by running the model once; the last of several.
 
     Example:
         >>> find_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
         Linear(in_features=8, out_features=3, bias=True)
     """
-    get_classifier = getattr(model, "get_classifier", None)
-    classifier = get_classifier() if callable(get_classifier) else model
-    root = classifier if isinstance(classifier, nn.Module) else model
-    for kind in (nn.Linear, nn.Conv2d):
-        found = [module for module in root.modules() if isinstance(module, kind)]
-        if found:
-            return found[-1]
-    raise ValueError(
-        f"{type(model).__name__} has neither a linear nor a convolutional layer. "
-        "Pass head=, the module that makes the logits."
-    )
+    with evaluating(model):
+        return heads.find_head(model).modules(model)[-1]
 
 
 def penultimate_features(
@@ -40,38 +31,22 @@ def penultimate_features(
 ) -> Tensor:
     """What the classifier's head sees, (samples, width): its input, caught by a hook.
 
-    Gradients flow through it where the forward has them.
-    A model with several heads (distilled DeiT) gives timm's ``forward_head(pre_logits=True)``.
+    Gradients flow through it where the forward has them. The inputs of several heads (distilled
+    DeiT) lie side by side.
 
     Args:
         model: the module that holds the head. Run as it is: call ``model.eval()`` first.
         images: one batch.
         forward: how to run it, if not ``model(images)``: for a filtered model, a function that
             passes the row.
-        head: the module whose input counts; default `find_head`.
+        head: the module whose input counts; default: the one that makes the logits.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> penultimate_features(model, torch.zeros(5, 1, 2, 2)).shape
         torch.Size([5, 8])
     """
-    timm_model: Any = model
-    if forward is None and head is None and _many_heads(model):
-        return _flat(timm_model.forward_head(timm_model.forward_features(images), pre_logits=True))
-    seen: list[Tensor] = []
-    module = head or find_head(model)
-    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
-        (forward or model)(images)
-    finally:
-        handle.remove()
-    if not seen or len(seen[-1]) != len(images):
-        raise ValueError(
-            f"{type(module).__name__} was called {len(seen)} times, last with a batch of "
-            f"{len(seen[-1]) if seen else 0} for {len(images)} images: it is not the head. "
-            "Pass head=, the module that makes the logits."
-        )
-    return _flat(seen[-1])
+    return _caught(model, images, forward, _modules(model, images, head))
 
 
 @torch.no_grad()
@@ -94,17 +69,42 @@ def collect_features(
         torch.Size([2, 4])
     """
     device, parts = device_of(model), []
+    modules: list[nn.Module] = []
     with evaluating(model):
         for images, labels in labelled_batches(batches):
-            found = penultimate_features(model, images.to(device), forward=forward, head=head)
-            parts.append((found.cpu(), labels.cpu()))
+            images = images.to(device)
+            modules = modules or _modules(model, images, head)
+            parts.append((_caught(model, images, forward, modules).cpu(), labels.cpu()))
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def _many_heads(model: nn.Module) -> bool:
-    get_classifier = getattr(model, "get_classifier", None)
-    several = callable(get_classifier) and not isinstance(get_classifier(), nn.Module)
-    return several and hasattr(model, "forward_features") and hasattr(model, "forward_head")
+def _modules(model: nn.Module, images: Tensor, head: nn.Module | None) -> list[nn.Module]:
+    if head is not None:
+        return [head]
+    return heads.find_head(model, Inputs(images[:2], None, {})).modules(model)
+
+
+def _caught(
+    model: nn.Module, images: Tensor, forward: Forward | None, modules: Sequence[nn.Module]
+) -> Tensor:
+    """What the modules are given in one forward, side by side."""
+    seen: dict[nn.Module, Tensor] = {}
+    handles = [
+        module.register_forward_pre_hook(lambda m, args: seen.update({m: args[0]}))
+        for module in modules
+    ]
+    try:
+        (forward or model)(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for module in modules:
+        if module not in seen or len(seen[module]) != len(images):
+            raise ValueError(
+                f"{type(module).__name__} was not called with a batch of {len(images)} images in "
+                "this forward: it is not the head. Pass head=, the module that makes the logits."
+            )
+    return torch.cat([_flat(seen[module]) for module in modules], 1)
 
 
 def _flat(features: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def few_shot_relearn(
     forward: Forward | None = None,
     parameters: Iterable[nn.Parameter] | None = None,
     steps: int = 20,
-    lr: float = 1e-4,
+    lr: float | Sequence[float] = 1e-4,
     seed: int = 0,
 ) -> dict[int, tuple[float, float]]:
     """Acc_r and Acc_f after training on k images of each class, for each k in ``shots``.
@@ -45,7 +45,8 @@ def few_shot_relearn(
         forward: how to run the model, if not ``model(images)``.
         parameters: what to train; default all of the model's.
         steps: of the optimiser.
-        lr: Adam's.
+        lr: Adam's. Of several, that which serves the attacker best: the highest mean of Acc_r and
+            Acc_f. Too small a rate brings nothing back, too large a one ruins the model.
         seed: of the draw.
 
     Example:
@@ -56,19 +57,21 @@ def few_shot_relearn(
         {1: (1.0, 1.0)}
     """
     run, chosen = forward or model, None if parameters is None else list(parameters)
-    results = {}
-    for k in shots:
+    rates = [lr] if isinstance(lr, float | int) else list(lr)
+
+    def relearned(k: int, rate: float) -> tuple[float, float]:
         with seeded(seed), borrowed(model, chosen) as trained:
             images, labels = _few(*labelled(train, "train"), k)
-            optimiser = torch.optim.Adam(trained, lr=lr)
+            optimiser = torch.optim.Adam(trained, lr=rate)
             for _ in range(steps):
                 few = len(labels) <= BATCH
                 index = slice(None) if few else torch.randperm(len(labels))[:BATCH]
                 step(model, run, optimiser, images[index], labels[index])
             with evaluating(model):
                 logits, truth = collect_logits(run, test, device=device_of(model))
-            results[k] = set_accuracies(logits, truth, forget)
-    return results
+            return set_accuracies(logits, truth, forget)
+
+    return {k: max((relearned(k, rate) for rate in rates), key=sum) for k in shots}
 
 
 def _few(images: Tensor, labels: Tensor, shots: int) -> tuple[Tensor, Tensor]:
@@ -88,11 +91,12 @@ def _columns(problem: Problem) -> list[Column]:
     columns, group = [], "relearning from few images"
     for k in problem.budget.shots:
         shown = "1 image" if k == 1 else f"{k} images"
-        rate = problem.budget.relearn_rate
+        rates = " or ".join(f"{rate:g}" for rate in problem.budget.shot_rates)
         many = f", {BATCH} at a time" if k * problem.num_classes > BATCH else ""
         text = (
-            f"after {problem.budget.shot_steps} Adam steps, learning rate {rate:g}, on {shown} of "
-            f"each class{many}; where the original's line falls too, training did damage."
+            f"after {problem.budget.shot_steps} Adam steps, learning rate {rates}, whichever is "
+            f"better for the attacker, on {shown} of each class{many}; where the original's line "
+            "falls too, training did damage."
         )
         columns.append(
             Column(f"{k}-shot Acc_f", group, "lower", f"Acc_f {text}", over="forget sample")
@@ -109,17 +113,19 @@ def measure_few_shot(method: Method, problem: Problem) -> Measured:
     budget = problem.budget
 
     def number(row: int) -> dict[str, float | None]:
-        found = few_shot_relearn(
+        relearned = few_shot_relearn(
             unmasked(method.model(row)),
             row,
             problem.train,
             list(zip(*(torch.split(part, PAIRS) for part in problem.test))),
             shots=budget.shots,
             steps=budget.shot_steps,
-            lr=budget.relearn_rate,
+            lr=budget.shot_rates,
             seed=problem.seed,
         )
-        halves = {k: {"Acc_f": forget, "Acc_r": retain} for k, (retain, forget) in found.items()}
+        halves = {
+            k: {"Acc_f": forget, "Acc_r": retain} for k, (retain, forget) in relearned.items()
+        }
         return {f"{k}-shot {half}": v for k, both in halves.items() for half, v in both.items()}
 
     return by_class(method, number)

@@ -115,9 +115,9 @@ class Method:
         index = torch.arange(len(images)).repeat_interleave(forget.shape[1])
         flat = forget.flatten()
         parts = {row: (flat == row).nonzero()[:, 0] for row in sorted(set(flat.tolist()))}
-        found = [run(self.model(row), images[index[at]]) for row, at in parts.items()]
+        answers = [run(self.model(row), images[index[at]]) for row, at in parts.items()]
         order = torch.cat(list(parts.values()))
-        return torch.cat(found)[order.argsort()]
+        return torch.cat(answers)[order.argsort()]
 
     def own_logits(self, images: Tensor, labels: Tensor) -> Tensor:
         """Logits of images that each forget their own class."""
@@ -132,8 +132,10 @@ class Method:
             size = max(1, PAIRS // replicas)
             for some, wanted in zip(torch.split(images, size), torch.split(forget, size)):
                 some, chunks = some.to(device), torch.split(wanted, PAIRS, 1)
-                found = [wf.replicated(some, part.flatten().to(device)) for part in chunks]
-                shaped = [torch.unflatten(logits_of(f), 0, (len(some), -1)) for f in found]
+                outputs = [wf.replicated(some, part.flatten().to(device)) for part in chunks]
+                shaped = [
+                    torch.unflatten(logits_of(output), 0, (len(some), -1)) for output in outputs
+                ]
                 parts.append(torch.cat(shaped, 1).flatten(0, 1).cpu())
         return torch.cat(parts)
 

@@ -39,6 +39,7 @@ class Budget:
         relearn_alpha_rate: On alphas.
         shots: Images of each class to relearn from.
         shot_steps: Full-batch steps on them.
+        shot_rates: Adam's learning rates there, of which the attacker has the best.
         curve_images: Of each class, for insertion and deletion.
         curve_steps: Points of a curve, less one.
     """
@@ -54,6 +55,7 @@ class Budget:
     relearn_alpha_rate: float = 0.1
     shots: tuple[int, ...] = (1, 5, 10)
     shot_steps: int = 20
+    shot_rates: tuple[float, ...] = (1e-4, 1e-3)
     curve_images: int = 20
     curve_steps: int = 20
 

@@ -94,6 +94,6 @@ def by_class(method: Method, number: Callable[[int], Mapping[str, float | None]]
         >>> by_class(method, lambda row: {"Acc_f": row / 4}).cells["Acc_f"].mean()
         0.5
     """
-    found = {row: number(row) for row in method.classes}
-    names = dict.fromkeys(name for numbers in found.values() for name in numbers)
-    return Measured({n: Cell({row: found[row][n] for row in found}) for n in names})
+    measured = {row: number(row) for row in method.classes}
+    names = dict.fromkeys(name for numbers in measured.values() for name in numbers)
+    return Measured({n: Cell({row: measured[row][n] for row in measured}) for n in names})

@@ -193,20 +193,20 @@ def measure_relearn(method: Method, problem: Problem) -> Measured:
             "seed": problem.seed,
         }
         known = [problem.of_class(row)]
-        found: dict[str, float | None] = {}
+        epochs: dict[str, float | None] = {}
         if method.filtered is not None:
             with trainable(method.filtered, row) as (forward, alphas):
-                found["relearn alphas"] = relearn_time(
+                epochs["relearn alphas"] = relearn_time(
                     *(method.filtered, row, problem.train, known),
                     **(common | {"lr": budget.relearn_alpha_rate}),
                     forward=forward,
                     parameters=[alphas],
                 ).epochs
         model = unmasked(method.model(row))
-        found["relearn weights"] = relearn_time(
+        epochs["relearn weights"] = relearn_time(
             model, row, problem.train, known, **common, lr=budget.relearn_rate
         ).epochs
-        return found
+        return epochs
 
     return by_class(method, number)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.feature_rows import ERASED
 from wfilter.core.mask import Mask
 from wfilter.data.running import Forward, device_of, evaluating
 
@@ -52,6 +53,9 @@ def borrowed(
 def unmasked(model: nn.Module) -> nn.Module:
     """A copy without logit masks: whoever trains a model again takes them off first.
 
+    A bias that rules a class out, as folding a feature row leaves it, is such a mask and is set to
+    the mean of the others: no step of training would bring it back.
+
     Example:
         >>> unmasked(nn.Sequential(nn.Linear(2, 2), Mask([0])))[1]
         Identity()
@@ -61,4 +65,14 @@ def unmasked(model: nn.Module) -> nn.Module:
         for name, child in list(parent.named_children()):
             if isinstance(child, Mask):
                 setattr(parent, name, nn.Identity())
+            elif isinstance(child, nn.Linear) and child.bias is not None:
+                _allow_all(child.bias)
     return bare
+
+
+@torch.no_grad()
+def _allow_all(bias: Tensor) -> None:
+    """In place: biases that rule a class out become the mean of the others."""
+    ruled_out = bias <= ERASED / 2
+    if ruled_out.any() and not ruled_out.all():
+        bias[ruled_out] = bias[~ruled_out].mean()

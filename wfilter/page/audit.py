@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from html import escape
 from pathlib import Path
 
 from wfilter import plots
 from wfilter.evaluation.audit import Audit
+from wfilter.evaluation.render import ARROWS, DIRECTIONS
 from wfilter.evaluation.verdict import FEATURES, RELEARNED, RULE
 from wfilter.page import html
 
@@ -22,37 +24,73 @@ def write_audit(audit: Audit, path: str | Path, *, title: str = "") -> Path:
     """One HTML file with an audit's verdicts, pictures, tables and definitions.
 
     Example:
-        >>> import tempfile
-        >>> from wfilter import Report
-        >>> from wfilter.metrics import Cell, Column
-        >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
-        >>> report = Report((column,), {"mine": {"Acc_f": Cell({0: 0.0})}}, (0,))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_audit(Audit(report), f"{folder}/a.html").name
-        'a.html'
+            >>> import tempfile
+            >>> from wfilter import Report
+            >>> from wfilter.metrics import Cell, Column
+            >>> column = Column("Acc_f", "accuracy", "lower", "Accuracy on the forgotten class.")
+            >>> report = Report((column,), {"mine": {"Acc_f": Cell({0: 0.0})}}, (0,))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     write_audit(Audit(report), f"{folder}/a.html").name
+            'a.html'
     """
     heading = title or "What the unlearned model still knows"
     with tempfile.TemporaryDirectory() as folder:
-        body = f"<header><h1>{escape(heading)}</h1></header>" + audit_section(audit, Path(folder))
-        Path(path).write_text(html.document(heading, body), encoding="utf-8")
+        sections = audit_sections(audit, Path(folder))
+    top = (
+        f'<header id="summary"><h1>{escape(heading)}</h1>'
+        f'<p class="lead">{escape(_summary(audit))}</p></header>'
+    )
+    Path(path).write_text(html.document(heading, top, sections), encoding="utf-8")
     return Path(path)
 
 
-def audit_section(audit: Audit, folder: Path) -> str:
+def audit_sections(audit: Audit, folder: Path) -> list[html.Section]:
     """The audit as sections of a page; pictures are drawn in ``folder`` first."""
     report = audit.report
     verdicts = html.table(["method", *map(report.name_of, report.classes)], _said(audit))
-    worst = audit.worst()
+    top, *lines = audit.worst()
+    worst = html.table(top, lines, _meant(audit))
     panels = [
         (report.name_of(row), _panel(audit, row, folder / f"audit-{row}.svg"))
         for row in report.classes[:PANELS]
     ]
+    rule = f"<p>{escape(RULE.replace('*', ''))}</p>"
+    return [
+        html.Section("verdicts", "Verdicts", verdicts + rule),
+        html.Section("audit", "The audit, class by class", html.tabs(panels, "class", "audit-")),
+        html.Section(
+            "worst",
+            "The worst class of each column",
+            html.table(worst[0], worst[1:], _meant(audit)),
+        ),
+        *_tables(audit),
+    ]
+
+
+def _summary(audit: Audit) -> str:
+    """One sentence: how often each verdict fell."""
+    found = [
+        (m, v.said) for m in audit.methods for row in audit.report.classes
+        if (v := audit.verdict(m, row)) is not None
+    ]  # fmt: skip
+    counts = Counter(said for _, said in found)
+    said = "; ".join(f"{count} times {words!r}" for words, count in counts.most_common())
+    methods = len({m for m, _ in found})
     return (
-        f"<section><h2>Verdicts</h2>{verdicts}<p>{escape(RULE.replace('*', ''))}</p></section>"
-        f"<section><h2>One class at a time</h2>{html.tabs(panels, 'class', 'audit-')}</section>"
-        f"<section><h2>The worst class of each column</h2>{html.table(worst[0], worst[1:])}"
-        f"</section>{_tables(audit)}"
+        f"{methods} {'method' if methods == 1 else 'methods'} on {len(audit.report.classes)} "
+        f"{'class' if len(audit.report.classes) == 1 else 'classes'}, beside a model retrained "
+        f"without them: {said or 'no verdict'}."
     )
+
+
+def _meant(audit: Audit) -> dict[str, str]:
+    """Column, with and without its arrow -> what it is."""
+    columns = audit.report.columns
+    return {
+        name: f"{column.definition} ({DIRECTIONS[column.better]})"
+        for column in columns
+        for name in (column.name, f"{column.name} {ARROWS[column.better]}")
+    }
 
 
 def _said(audit: Audit) -> list[list[str]]:
@@ -82,15 +120,16 @@ def _panel(audit: Audit, row: int, path: Path) -> str:
     return f"{words}{html.figure(picture, BARS)}"
 
 
-def _tables(audit: Audit) -> str:
+def _tables(audit: Audit) -> list[html.Section]:
     """Every table of the report with the definitions of its columns."""
-    parts = []
-    for table in audit.report.tables():
+    found = []
+    for i, table in enumerate(audit.report.tables()):
         grid = table.grid()
+        title = table.title[0].upper() + table.title[1:]
         meaning = "".join(f"<li>{escape(x)}</li>" for x in table.definitions("").splitlines())
-        title = escape(table.title[0].upper() + table.title[1:])
-        parts.append(
-            f"<section><h2>{title}</h2>{html.table(grid[0], grid[1:])}<ul>{meaning}</ul></section>"
+        body = html.table(grid[0], grid[1:], _meant(audit)) + (
+            f"<details><summary>What the columns mean</summary><ul>{meaning}</ul></details>"
         )
+        found.append(html.Section(f"table-{i}", title, body))
     notes = "".join(f"<li>{escape(note)}</li>" for note in audit.report.notes())
-    return "".join(parts) + f"<section><h2>How it was measured</h2><ul>{notes}</ul></section>"
+    return [*found, html.Section("how", "How it was measured", f"<ul>{notes}</ul>")]

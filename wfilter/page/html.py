@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -81,24 +82,56 @@ def columns(left: Sequence[str], right: Sequence[str]) -> str:
     return f'<div class="grid">{stacks}</div>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+def masonry(figures: Sequence[str]) -> str:
+    """Figures in two columns that the browser makes equally high; one on a narrow screen."""
+    return f'<div class="masonry">{"".join(figures)}</div>'
+
+
+def three(figures: Sequence[str]) -> str:
+    """Figures side by side, three in a line where there is room."""
+    return f'<div class="three">{"".join(figures)}</div>'
+
+
+def term(word: str, definition: str) -> str:
+    """A word whose definition appears under the pointer, on focus or on a tap.
+
+    Example:
+        >>> term("gate", "what multiplies a unit")[:36]
+        '<span class="term" tabindex="0" data'
+    """
+    if not definition:
+        return escape(word)
+    return f'<span class="term" tabindex="0" data-tip="{escape(definition)}">{escape(word)}</span>'
+
+
+def box(title: str, body: str) -> str:
+    """A part of a page on a ground of its own; title and body are HTML."""
+    return f'<div class="box"><h4>{title}</h4>{body}</div>'
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    meanings: Mapping[str, str] | None = None,
+) -> str:
     """A table; the first cell of a row is its header. Cells are text, not HTML.
+
+    ``meanings`` defines columns by their name in ``head``.
 
     Example:
         >>> table(["class", "n"], [["cat", "3"]])[:37]
         '<div class="wide"><table><thead><tr><'
     """
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    defined = meanings or {}
+    top = "".join(f'<th scope="col">{term(cell, defined.get(cell, ""))}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
         + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
         + "</tr>"
         for row in rows
     )
-    note = f"<p>{escape(caption)}</p>" if caption else ""
     return (
-        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
-        f"</div>{note}"
+        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 
@@ -140,14 +173,33 @@ def tabs(panels: Sequence[tuple[str, str]], label: str, key: str = "") -> str:
     return f'<div class="tabs">{control}{bodies}</div>'
 
 
-def document(title: str, body: str) -> str:
-    """The whole page, with style and script inside it."""
+class Section(NamedTuple):
+    """A part of a page that its outline names."""
+
+    key: str
+    title: str
+    body: str
+
+    def __str__(self) -> str:
+        return (
+            f'<section id="{self.key}"><h2>{escape(self.title)}</h2>{self.body}</section>'
+            if self.body
+            else ""
+        )
+
+
+def document(title: str, header: str, sections: Sequence[Section], footer: str = "") -> str:
+    """The whole page, with outline, style and script inside it; ``header`` has the id summary."""
     here = Path(__file__).parent
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    named = [("summary", "Summary"), *((s.key, s.title) for s in sections if s.body)]
+    links = "".join(f'<a href="#{key}">{escape(name)}</a>' for key, name in named)
+    body = "\n".join([header, *map(str, sections), f"<footer>{footer}</footer>"])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>\n{style}</style></head>\n"
-        f"<body><main>\n{body}\n</main><script>\n{script}</script></body></html>\n"
+        f'<body><nav aria-label="on this page">{links}</nav><main>\n{body}\n</main>'
+        f'<div role="tooltip" id="tip" hidden></div><script>\n{script}</script></body></html>\n'
     )

@@ -13,27 +13,28 @@ from wfilter.page import html
 from wfilter.page.maker import Maker, percent, route
 from wfilter.untraining.history import History
 
-COLUMNS = (
-    "Before: the base model on the class's images. After: the same images once the class is "
-    "forgotten (0 % is wanted), and the class most of them then go to. Others: the images of all "
-    "other classes at the same time (as before is wanted). Insertion and deletion: areas under the "
-    "curves below, in brackets those of a random order; insertion near 1 and deletion near 0 say "
-    "that the closed gates are the ones that make the class."
-)
 COURSE = (
-    "The course of untraining, on each step's own batch. Many of its images forget several classes "
-    "at once, or are distorted, so accuracies are lower than in the table."
+    "Loss and accuracies of each step's own batch, in which many images forget several classes at "
+    "once or are distorted: lower than in the table."
 )
 GRAPH = (
-    "A line joins a class to a unit that is among its ten most closed ones. Only units of two "
-    "classes or more are shown, under their number in the layer; colours tell classes, or "
-    "clusters of many, apart."
+    "A line joins a class to a unit among its ten most closed ones; units of two classes or more."
 )
-HEAT = "A line for each class, a column for each unit: dark units are closed when it is forgotten."
+HEAT = "A line for each class, a column for each unit: dark is closed."
+MEANINGS = {
+    "before": "The base model on the class's images.",
+    "after": "Acc_f: the same images once the class is forgotten. 0 % is wanted.",
+    "others": "Acc_r: the images of all other classes at the same time. As before is wanted.",
+    "closed": "Gates below 0.5 when the class is forgotten.",
+    "mostly goes to": "What most of the class's images are taken for once it is forgotten.",
+    "insertion": "Area under the confidence in the class while its units are opened, the most "
+    "closed first; in brackets in random order. Near 1 says that the gates mark the right units.",
+    "deletion": "The same while they are closed. Near 0 says that the gates mark the right units.",
+}
 
 
-def accuracies(make: Maker) -> str:
-    """The table of accuracies."""
+def every_class(make: Maker) -> html.Section:
+    """The table of all classes, and how many gates each closes."""
     names = make.names
     closed = explain.closed_by_class(make.wf).tolist()
     rows = [
@@ -48,6 +49,12 @@ def accuracies(make: Maker) -> str:
         ]
         for row in make.classes
     ]
+    table = html.table(["class", *MEANINGS], [*rows, *_totals(make, closed)], MEANINGS)
+    return html.Section("every", "Every class in numbers", table)
+
+
+def _totals(make: Maker, closed: Sequence[int]) -> list[list[str]]:
+    """Mean and worst class."""
     original = list(make.original.values())
     mean = [
         "mean",
@@ -58,19 +65,8 @@ def accuracies(make: Maker) -> str:
         "",
         *_areas(list(make.curves.values())),
     ]
-    worst = [
-        "worst class",
-        percent(min(original)),
-        percent(make.forget.worst),
-        percent(make.retain.worst),
-        *[""] * 4,
-    ]
-    head = ["class", "before", "after: Acc_f", "others: Acc_r", "closed gates"]
-    return (
-        "<section><h2>Accuracy</h2>"
-        + html.table([*head, "mostly goes to", "insertion", "deletion"], [*rows, mean, worst])
-        + f"<p>{COLUMNS}</p></section>"
-    )
+    worst = [percent(x) for x in (min(original), make.forget.worst, make.retain.worst)]
+    return [mean, ["worst class", *worst, *[""] * 4]]
 
 
 def _areas(curves: Sequence[explain.ClassCurves]) -> list[str]:
@@ -84,81 +80,63 @@ def _areas(curves: Sequence[explain.ClassCurves]) -> list[str]:
     ]
 
 
-# ---- one class ---------------------------------------------------------------------------------
-
-
-def all_classes(make: Maker, history: History | None) -> str:
-    """The pictures of all classes."""
+def where(make: Maker, history: History | None) -> html.Section:
+    """The pictures over all classes: which gates close, where, how far, and how they came to."""
     wf, names = make.wf, [make.names[row] for row in make.classes]
-    left = [
+    layers, exact = explain.closed_by_layer(wf), explain.distance_from_exact(wf)
+    counts = explain.closed_by_class(wf)[make.classes]
+    figures = [
         html.figure(
-            make.draw(plots.curves_plot, make.curves, label="insertion and deletion, mean"),
-            "Thick: mean over classes; thin: each class. If the gates point at the right units, "
-            "blue rises at once above and falls at once below; grey is the control.",
-        ),
-        html.figure(
-            make.draw(
-                plots.closed_plot,
-                explain.closed_by_class(wf)[make.classes],
-                names,
-                label="closed gates by class",
-            ),
-            f"How many of the {wf.alphas.shape[1]} gates each class closes.",
-        ),
-    ]
-    right = [
-        html.figure(
-            make.draw(plots.depth_plot, explain.closed_by_layer(wf), label="closed gates by depth"),
+            make.draw(plots.depth_plot, layers, label="closed gates by depth"),
             "Which layers do the forgetting, from input to output.",
         ),
         html.figure(
-            make.draw(
-                plots.exactness_plot, explain.distance_from_exact(wf), label="how exact gates are"
-            ),
+            make.draw(plots.closed_plot, counts, names, label="closed gates by class"),
+            f"How many of the {wf.alphas.shape[1]} gates each class closes.",
+        ),
+        html.figure(
+            make.draw(plots.exactness_plot, exact, label="how exact gates are"),
             "A gate at exactly 0 can be cut out of the model, one at 0.3 cannot.",
+        ),
+        html.figure(
+            make.draw(plots.curves_plot, make.curves, label="insertion and deletion, mean"),
+            "Thick: mean over classes; thin: each class. Blue should rise at once above and fall "
+            "at once below; grey is the control.",
         ),
     ]
     if history is not None and history.records:
         picture = make.draw(plots.history_plot, history, label="the course of untraining")
-        right.append(html.figure(picture, COURSE))
-    return f"<section><h2>All classes</h2>{html.columns(left, right)}</section>"
+        figures.append(html.figure(picture, COURSE))
+    return html.Section("gates", "Which gates close", html.masonry(figures))
 
 
-def shared(make: Maker) -> str:
-    """Which classes share units, and which are alike."""
+def shared(make: Maker) -> html.Section:
+    """Which classes share units, layer by layer."""
     wf, rows, names = make.wf, make.classes, [make.names[row] for row in make.classes]
     overlap = explain.similarity(wf)[rows][:, rows]
     order = explain.class_order(overlap) if len(rows) > plots.MANY else list(range(len(rows)))
-    figures = []
+    panels = []
     for layer in make.layers:
         graph = explain.class_unit_graph(wf, layer, classes=rows)
-        picture = make.draw(
+        drawn = make.draw(
             plots.graph_plot, graph, make.names, label=f"classes and shared units of {layer}"
         )
-        figures.append(html.figure(picture, GRAPH))
-        gates = make.gates(layer)[rows][order]
-        picture = make.draw(
-            plots.heat_map, gates, [names[i] for i in order], layer=layer, label=f"gates of {layer}"
-        )
-        figures.append(html.figure(picture, HEAT))
-    figures += _alike(make, overlap, names)
-    return (
-        '<section><h2>Units that classes share</h2><div class="grid">'
-        f"{''.join(figures)}</div></section>"
-    )
+        gates, ordered = make.gates(layer)[rows][order], [names[i] for i in order]
+        heat = make.draw(plots.heat_map, gates, ordered, layer=layer, label=f"gates of {layer}")
+        both = html.columns([html.figure(drawn, GRAPH)], [html.figure(heat, HEAT)])
+        panels.append((layer.removesuffix(".weight"), both))
+    return html.Section("units", "Units that classes share", html.tabs(panels, "layer", "layer-"))
 
 
-def _alike(make: Maker, overlap: Tensor, names: Sequence[str]) -> list[str]:
+def alike(make: Maker) -> html.Section:
     """The overlap of gates, and beside it what else says that two classes are alike."""
+    rows, names = make.classes, [make.names[row] for row in make.classes]
+    overlap = explain.similarity(make.wf)[rows][:, rows]
     order = explain.class_order(overlap)
-    text = (
-        "Which classes close the same gates: shared over all closed ones, similar classes "
-        "side by side."
-    )
     picture = make.draw(
         plots.similarity_plot, overlap, names, order=order, label="classes by closed gates"
     )
-    figures = [html.figure(picture, text)]
+    figures = [html.figure(picture, "Which classes close the same gates: shared over all closed.")]
     for title, other, what in _other_similarities(make) if len(names) > 2 else ():
         found = explain.rank_correlation(overlap, other)
         text = (
@@ -171,8 +149,8 @@ def _alike(make: Maker, overlap: Tensor, names: Sequence[str]) -> list[str]:
         picture = make.draw(
             plots.similarity_plot, other, names, title=title, order=order, label=title
         )
-        figures.append(html.figure(picture, f"{escape(text)} Classes in the order of the gates."))
-    return figures
+        figures.append(html.figure(picture, escape(text)))
+    return html.Section("alike", "Classes that are alike", html.three(figures))
 
 
 def _other_similarities(make: Maker) -> Iterator[tuple[str, Tensor, str]]:

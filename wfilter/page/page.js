@@ -23,3 +23,39 @@ for (const group of document.querySelectorAll(".tabs")) {
   if (choice) choice.addEventListener("change", () => show(Number(choice.value)));
   show(0);
 }
+const tip = document.getElementById("tip");
+let defined = null; // the term whose definition is shown
+const place = () => {
+  if (!defined) return;
+  const word = defined.getBoundingClientRect();
+  const under = word.bottom + 6;
+  const room = window.innerHeight - under > tip.offsetHeight;
+  const right = document.documentElement.clientWidth - tip.offsetWidth - 12;
+  tip.style.top = `${room ? under : word.top - tip.offsetHeight - 6}px`;
+  tip.style.left = `${Math.max(12, Math.min(word.left, right))}px`;
+};
+const define = (event) => {
+  defined = event.target;
+  defined.setAttribute("aria-describedby", "tip");
+  tip.textContent = defined.dataset.tip;
+  tip.hidden = false;
+  place();
+};
+const hide = () => { defined = null; tip.hidden = true; };
+for (const term of document.querySelectorAll(".term")) {
+  for (const kind of ["mouseenter", "focus", "click"]) term.addEventListener(kind, define);
+  for (const kind of ["mouseleave", "blur"]) term.addEventListener(kind, hide);
+}
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+document.addEventListener("scroll", place, { passive: true });
+const links = [...document.querySelectorAll("nav a")];
+const watch = () => {
+  const passed = links.filter((link) => {
+    const part = document.getElementById(link.hash.slice(1));
+    return part.getBoundingClientRect().top < window.innerHeight / 3;
+  });
+  links.forEach((link) => link.removeAttribute("aria-current"));
+  (passed.at(-1) ?? links[0]).setAttribute("aria-current", "true");
+};
+document.addEventListener("scroll", watch, { passive: true });
+watch();

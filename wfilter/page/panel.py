@@ -6,33 +6,33 @@ from html import escape
 
 from wfilter import explain, plots
 from wfilter.page import html
-from wfilter.page.maker import Maker, percent, route
+from wfilter.page.maker import Maker, percent
 
 HEADS = (
     "Attention heads the class uses, block by block: the brighter, the more of the head's gates "
     "close when it is forgotten. Blank: not filtered."
 )
+CURVES = (
+    "Confidence in the class on its own images, relative to the base model's, while units are "
+    "opened (above) or closed (below). With every unit closed the answer is the same to any image."
+)
+EXCITED = (
+    "The images to which the unit responds most. In colour: images of the class itself. Where "
+    "there are none, closing the unit replaces a low response by a constant one."
+)
 
 
 def panel(make: Maker, row: int) -> str:
     """Everything about one class."""
-    name = make.names[row]
-    curve = make.curves[row]
+    name, curve = make.names[row], {row: make.curves[row]}
     closed = int(explain.closed_by_class(make.wf)[row])
     text = (
-        f"Forgetting {name} closes {closed} of {make.wf.alphas.shape[1]} gates. Its images: "
-        f"{percent(make.original[row])} right before, {percent(make.forget.by_row[row])} after."
-        f" Now they are taken for {route(make.routing(row), make.names, 3)}."
+        f"Forgetting {name} closes {closed} of {make.wf.alphas.shape[1]} gates: "
+        f"{percent(make.original[row])} of its images are right before, "
+        f"{percent(make.forget.by_row[row])} after."
     )
-    curves = [
-        html.figure(
-            make.draw(plots.curves_plot, {row: curve}, label=f"insertion and deletion, {name}"),
-            "Confidence in the class on its own images, relative to the base model's, while gates "
-            "are opened one share after the other (above) or closed (below). With every unit "
-            "closed the model answers the same to any image, which may be this very class.",
-        ),
-    ]
-    rest = [
+    left = [html.box("Before and after forgetting", _cards(make, row)), *_units(make, row)]
+    right = [
         html.figure(
             make.draw(
                 plots.routing_plot, make.routing(row), make.names, row, label=f"where {name} goes"
@@ -40,12 +40,12 @@ def panel(make: Maker, row: int) -> str:
             "What its images are taken for once it is forgotten"
             + (" (orange: still the class itself)." if make.forget.by_row[row] else "."),
         ),
+        html.figure(
+            make.draw(plots.curves_plot, curve, label=f"insertion and deletion, {name}"), CURVES
+        ),
         *_heads(make, row),
     ]
-    return (
-        f"<p>{escape(text)}</p><h4>Before and after forgetting</h4>{_cards(make, row)}"
-        f"{_units(make, row)}{html.columns(curves, rest)}"
-    )
+    return f"<p>{escape(text)}</p>{html.columns(left, right)}"
 
 
 def _cards(make: Maker, row: int, count: int = 6) -> str:
@@ -66,12 +66,12 @@ def _cards(make: Maker, row: int, count: int = 6) -> str:
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _units(make: Maker, row: int, units: int = 3, count: int = 8) -> str:
+def _units(make: Maker, row: int, units: int = 4, count: int = 8) -> list[str]:
     """The images that excite the class's most closed units of the last layer."""
     responses, sample, layer = make.responses(), make.sample, make.layers[-1]
     top = [u for u in explain.top_units(make.wf, row, layer, units) if u.gate < explain.CLOSED]
     if responses is None or not top:
-        return ""
+        return []
     strips = []
     for unit in top:
         order = responses[:, unit.index].argsort(descending=True, stable=True)[:count].tolist()
@@ -83,11 +83,9 @@ def _units(make: Maker, row: int, units: int = 3, count: int = 8) -> str:
         )
         also = _also_closed(make, row, layer, unit.index)
         strips.append(f'<p>Unit {unit.index}: {escape(also)}.</p><div class="strip">{items}</div>')
-    return (
-        f"<h4>Most closed units of {escape(layer.removesuffix('.weight'))}, and the images that "
-        "excite them most</h4><p>In colour: images of the class itself. Where there are none, "
-        f"closing the unit replaces a low response by a constant one.</p>{''.join(strips)}"
-    )
+    where = escape(layer.removesuffix(".weight"))
+    title = f"Most closed units of {where}, and {html.term('what excites them', EXCITED)}"
+    return [html.box(title, "".join(strips))]
 
 
 def _also_closed(make: Maker, row: int, layer: str, unit: int) -> str:
@@ -105,6 +103,3 @@ def _heads(make: Maker, row: int) -> list[str]:
         return []
     picture = make.draw(plots.heads_plot, usage, row, label=f"heads of {make.names[row]}")
     return [html.figure(picture, HEADS)]
-
-
-# ---- all classes -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from wfilter.core.forget import refuse_other_classes
 from wfilter.core.model import FilteredModel
 from wfilter.data.images import ImageSet
 from wfilter.data.reading import first_of_each, take
@@ -44,7 +45,7 @@ def take_sample(wf: FilteredModel, data: ImageSet | Iterable[Any], per_class: in
         >>> take_sample(wf, [batch], 2).labels
         tensor([0, 1, 1, 0])
     """
-    wf.refuse_other_classes(data)
+    refuse_other_classes(wf.class_names, data)
     if isinstance(data, ImageSet):
         index = first_of_each(data.labels, per_class)
         images, labels = data.batch(index)

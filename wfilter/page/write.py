@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from wfilter import explain, metrics
+from wfilter import explain
 from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
 from wfilter.data.images import ImageSet
 from wfilter.evaluation.audit import Audit
 from wfilter.page import html
-from wfilter.page.audit import audit_section
-from wfilter.page.maker import Maker, percent
-from wfilter.page.overview import accuracies, all_classes, shared
+from wfilter.page.audit import audit_sections
+from wfilter.page.maker import Maker
+from wfilter.page.overview import alike, every_class, shared, where
 from wfilter.page.panel import panel
 from wfilter.page.sample import Sample, take_sample
+from wfilter.page.summary import header
 from wfilter.untraining.history import History
 
 PANELS = 20  # classes with a panel of their own, unless the caller names them
 OVERVIEW = 100  # classes drawn in the pictures of all classes
-INTRODUCTION = (
-    "A filter puts a gate between 0 (closed) and 1 (open) on every unit, that is, on each output "
-    "channel or feature of a layer. Every class has gates of its own; forgetting it applies them, "
-    "and the gates that close (below 0.5) show which units the class needs."
+FOOTER = (
+    "A run-time filter hides a class, it does not erase it: whoever holds the weights can open the "
+    "gates."
 )
 
 
@@ -90,21 +89,20 @@ def write_page(
     with tempfile.TemporaryDirectory() as folder:
         make = Maker(wf, sample, curves, Path(folder), present[:OVERVIEW], tuple(chosen))
         heading = title or f"What {type(wf.base).__name__} forgets, and with which units"
-        body = "\n".join(
-            [
-                _header(make, heading, facts or {}),
-                accuracies(make),
-                "<section><h2>One class at a time</h2>"
-                + html.tabs([(sample.names[r], panel(make, r)) for r in shown], "class")
-                + "</section>",
-                all_classes(make, history),
-                shared(make),
-                "" if audit is None else audit_section(audit, Path(folder)),
-                "<footer>A run-time filter hides a class, it does not erase it: whoever holds the "
-                "weights can open the gates.</footer>",
-            ]
-        )
-        Path(path).write_text(html.document(heading, body), encoding="utf-8")
+        sections = [
+            html.Section(
+                "class",
+                "One class at a time",
+                html.tabs([(sample.names[r], panel(make, r)) for r in shown], "class"),
+            ),
+            every_class(make),
+            where(make, history),
+            shared(make),
+            alike(make),
+            *(audit_sections(audit, Path(folder)) if audit is not None else ()),
+        ]
+        text = html.document(heading, header(make, heading, facts or {}), sections, FOOTER)
+        Path(path).write_text(text, encoding="utf-8")
     return Path(path)
 
 
@@ -119,22 +117,3 @@ def _chosen(
     if missing or not rows:
         raise ValueError(f"classes={list(classes)}: the data has no images of {missing}.")
     return rows
-
-
-def _header(make: Maker, heading: str, facts: Mapping[str, object]) -> str:
-    wf = make.wf
-    closed = explain.closed_by_class(wf).float().mean() / wf.alphas.shape[1]
-    insertion = explain.mean_curve(c.insertion for c in make.curves.values())
-    deletion = explain.mean_curve(c.deletion for c in make.curves.values())
-    known = {
-        "right before": percent(metrics.accuracy(make.base_logits, make.sample.labels)),
-        "others right after: Acc_r": percent(make.retain.mean),
-        "forgotten right after: Acc_f": percent(make.forget.mean),
-        "insertion / deletion": f"{insertion.auc:.3f} / {deletion.auc:.3f}",
-        "closed gates per class": percent(float(closed)),
-        "measured on": f"{len(make.sample.labels)} images",
-    }
-    return (
-        f"<header><h1>{escape(heading)}</h1>{html.facts_list({**facts, **known})}"
-        f"<p>{INTRODUCTION}</p></header>"
-    )

@@ -6,6 +6,7 @@ that a page can show it in light and dark.
 
 from wfilter.plots.bars import audit_plot
 from wfilter.plots.figure import BLUE, GREY, INK, MANY, ORANGE, PALETTE, STYLE, WIDTH
+from wfilter.plots.forgetting import forgetting_plot
 from wfilter.plots.gates import closed_plot, depth_plot, exactness_plot, heat_map, similarity_plot
 from wfilter.plots.graph import graph_plot
 from wfilter.plots.heads import has_heads, heads_plot
@@ -27,6 +28,7 @@ __all__ = [
     "curves_plot",
     "depth_plot",
     "exactness_plot",
+    "forgetting_plot",
     "graph_plot",
     "has_heads",
     "heads_plot",

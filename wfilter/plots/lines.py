@@ -64,7 +64,7 @@ def curves_plot(curves: Mapping[int, ClassCurves], path: str | Path, *, title: s
         ...     curves_plot({0: ClassCurves(up, down, up, down)}, f"{folder}/a.png").name
         'a.png'
     """
-    with drawing(path, WIDTH, 6.0, rows=2, sharex=True, sharey=True) as (_, pair):
+    with drawing(path, WIDTH, 5.0, rows=2, sharex=True, sharey=True) as (_, pair):
         for axes, kind, verb in zip(pair, ("insertion", "deletion"), ("opened", "closed")):
             for name, colour, label in (
                 (kind, BLUE, "most closed gate first"),

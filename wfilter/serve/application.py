@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import importlib.util
 import ipaddress
 import logging
@@ -52,7 +54,16 @@ def ray_batch(run: Run, settings: Settings) -> Any:
         return await run(questions)
 
     size, wait = settings.batch_size, settings.batch_wait
-    return serve.batch(max_batch_size=size, batch_wait_timeout_s=wait)(gathered)
+    batched: Any = serve.batch(max_batch_size=size, batch_wait_timeout_s=wait)(gathered)
+
+    async def ask(question: Question) -> Batched:
+        # Ray parts a batch by the header serve_multiplexed_model_id, which any client may send. In
+        # an empty context there is no such header: nobody can break up the batches of others.
+        task = contextvars.Context().run(asyncio.create_task, batched(question))
+        answer: Batched = await task
+        return answer
+
+    return ask
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -118,8 +129,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def start(settings: Settings, host: str = LOOPBACK, port: int = 8000) -> None:
-    """Start Ray on this machine alone and serve; `stop` ends it."""
+def start(
+    settings: Settings, host: str = LOOPBACK, port: int = 8000, metrics_port: int | None = None
+) -> None:
+    """Start Ray on this machine alone and serve; `stop` ends it.
+
+    Args:
+        settings: How the server behaves.
+        host: Address to listen on.
+        port: Of the server.
+        metrics_port: Where Prometheus may ask, on loopback; any free one by default.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     # Ray kills a proxy that is not there in 5 seconds, which a busy machine may miss.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
@@ -131,7 +151,7 @@ def start(settings: Settings, host: str = LOOPBACK, port: int = 8000) -> None:
     from ray import serve
 
     if not ray.is_initialized():
-        _start_ray(settings.replicas)
+        _start_ray(settings.replicas, metrics_port)
     serve.start(
         http_options={"host": host, "port": port, "request_timeout_s": 2 * settings.answer_seconds},
         logging_config={"log_level": "WARNING", "enable_access_log": False},
@@ -139,7 +159,7 @@ def start(settings: Settings, host: str = LOOPBACK, port: int = 8000) -> None:
     serve.run(bind(settings), name="wfilter", route_prefix="/")
 
 
-def _start_ray(replicas: int) -> None:
+def _start_ray(replicas: int, metrics_port: int | None) -> None:
     """Ray gives a node 30 seconds to start, which a busy machine may miss: then once more."""
     import ray
 
@@ -152,6 +172,7 @@ def _start_ray(replicas: int) -> None:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address=LOOPBACK,
+                _metrics_export_port=metrics_port,
             )
             return
         except Exception as error:  # Ray raises it bare

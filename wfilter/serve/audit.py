@@ -63,6 +63,8 @@ class AuditLog:
         """
         line = (json.dumps(record) + "\n").encode()
         try:
+            if os.fstat(self._file).st_nlink == 0:  # somebody deleted the file: begin another
+                self._reopen()
             if self._size + len(line) > self.most_bytes:
                 self._rotate()
             self._append(line)
@@ -96,8 +98,12 @@ class AuditLog:
                 os.replace(newer, older)
         if self.keep == 0:
             self.path.unlink(missing_ok=True)
-        os.close(self._file)
-        self._open()
+        self._reopen()
+
+    def _reopen(self) -> None:
+        before = self._file
+        self._open()  # first: if it fails, the old file is still there to be closed
+        os.close(before)
 
     def _aside(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.stem}.{number}.jsonl")

@@ -49,7 +49,7 @@ async def image_of(request: Request, most: int) -> tuple[bytes, int]:
             f"the field {unknown[0][:40]!r} is unknown. Send image and top_k; which classes are "
             "forgotten is decided by the token.",
         )
-    return _bytes_of(fields.get("image")), _number(fields.get("top_k", TOP_K))
+    return _bytes_of(fields.get("image")), _number(fields.get("top_k", TOP_K), kind)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -96,9 +96,11 @@ def from_base64(text: str) -> bytes:
         raise Refusal(400, "image is no base64 text.") from None
 
 
-def _number(value: Any) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 9:
+def _number(value: Any, kind: str) -> int:
+    """``top_k``: in a form every value is text; in JSON 5.0 is the whole number 5, "5" is none."""
+    digits = kind == FORM and isinstance(value, str) and value.isascii() and value.isdecimal()
+    if digits and len(value) < 9:
         return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value % 1 == 0:
+        return int(value)
     raise Refusal(400, "top_k is no whole number.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -54,6 +55,22 @@ class Client:
             {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
         )
         return self._answer(request)
+
+    def wait(self, seconds: float = 60.0) -> None:
+        """Wait until the server can answer.
+
+        Raises:
+            ServerError: It cannot yet, after so many seconds.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                self._answer(urllib.request.Request(f"{self.url}/readyz"))
+                return
+            except ServerError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(0.2)
 
     def _answer(self, request: urllib.request.Request) -> dict[str, Any]:
         try:

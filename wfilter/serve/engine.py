@@ -16,6 +16,7 @@ from wfilter.core.outputs import logits_of
 from wfilter.data import zoo
 from wfilter.data.backbones import InputFacts
 from wfilter.files.checkpoint import FILE, load
+from wfilter.files.exported import load_exported
 from wfilter.serve.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -31,9 +32,13 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Ranked:
-    """The classes of one image, best first: names and probabilities among those allowed."""
+    """The classes of one image, best first: names and probabilities among those allowed.
+
+    Where the model gave no finite numbers, ``finite`` says so and there are no classes.
+    """
 
     top: tuple[tuple[str, float], ...]
+    finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,13 +76,14 @@ class Engine:
         """
         sets = self.sets(forget)
         logits = self.forward(torch.stack(list(images)), sets).float()
-        if not bool(logits.isfinite().all()):
-            raise RuntimeError("the model gave logits that are no finite numbers.")
+        finite = logits.isfinite().all(1).tolist()  # one bad image must not spoil its batch
         probabilities = logits.masked_fill(sets, -torch.inf).softmax(1)
         values, order = probabilities.sort(dim=1, descending=True, stable=True)
         allowed = (~sets).sum(1).tolist()
         return [
             self._ranked(order[row], values[row], min(k, allowed[row]))
+            if finite[row]
+            else Ranked((), finite=False)
             for row, k in enumerate(top_k)
         ]
 
@@ -179,28 +185,7 @@ def _compiled(wf: FilteredModel, settings: Settings) -> Forward:
 def _from_file(path: Path) -> Forward:
     if path.suffix not in (".onnx", ".pt2"):
         raise ValueError(f"engine {path} is neither eager, compiled nor a .onnx or .pt2 file.")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist. Write it with wfilter export.")
-    if path.suffix == ".pt2":
-        program = torch.export.load(path).module()
-
-        def exported(images: Tensor, sets: Tensor) -> Tensor:
-            with torch.no_grad():
-                return logits_of(program(images, sets))
-
-        return exported
-    import onnxruntime
-
-    session: Any = onnxruntime.InferenceSession(  # type: ignore[attr-defined]
-        str(path), providers=["CPUExecutionProvider"]
-    )
-    names = [entry.name for entry in session.get_inputs()]
-
-    def onnx(images: Tensor, sets: Tensor) -> Tensor:
-        fed = dict(zip(names, (images.numpy(), sets.numpy())))
-        return torch.from_numpy(session.run(None, fed)[0])
-
-    return onnx
+    return load_exported(path)
 
 
 def _compare(eager: Forward, other: Forward, classes: int, facts: InputFacts, largest: int) -> None:

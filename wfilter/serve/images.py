@@ -14,6 +14,7 @@ from wfilter.serve.limits import Refusal
 
 FORMATS = ("JPEG", "PNG")
 NARROWEST = 50  # times as long as wide; beyond, scaling the short side up would take gigabytes
+MOST_SCANS = 20  # of the largest image allowed; a progressive JPEG is gone through once for each
 SHORT_SIDE = 8 / 7  # of the size, before the centre is cut out, as wfilter.data reads image files
 
 
@@ -59,6 +60,10 @@ def _opened(content: bytes, most_pixels: int) -> Any:
         raise Refusal(413, f"the image has {width} x {height} pixels, more than {most_pixels}.")
     if max(width, height) > NARROWEST * max(1, min(width, height)):
         raise Refusal(400, f"the image of {width} x {height} pixels is too narrow.")
+    # Entropy-coded data never holds this marker, so that it is counted at least once for each scan.
+    scans = content.count(b"\xff\xda") if image.format != "PNG" else 1
+    if scans * max(width * height, 10_000) > MOST_SCANS * max(most_pixels, 10_000):
+        raise Refusal(413, f"the image of {width} x {height} pixels has {scans} scans, too many.")
     return image
 
 

@@ -105,6 +105,8 @@ def compared(
     began = time.perf_counter()
     ranked = engine.answer([*images, *images], [*nothing, *forget], [SHOWN] * 2 * len(images))
     seconds = time.perf_counter() - began
+    if not all(one.finite for one in ranked):
+        raise RuntimeError("the model gave logits that are no finite numbers.")
     pairs = zip(ranked[: len(images)], ranked[len(images) :], forget)
     answers = [
         {"before": before.top, "after": after.top, "layers": closed_units(engine, classes)}

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -25,6 +26,7 @@ from wfilter.serve.tokens import HashedToken, parse_line
 
 RATE, BURST = 50.0, 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MOST_MISTAKES = 20  # told one by one
 _KEYS = ("forget", "tokens", "requests_per_second", "burst")
 
 
@@ -80,7 +82,8 @@ def parse_policy(text: str, class_names: Sequence[str], source: str = "policy") 
     reader = _Reader(text, source, tuple(class_names))
     policy = reader.policy(table)
     if reader.mistakes:
-        raise PolicyError("\n".join(reader.mistakes))
+        more = [f"and {reader.untold} more."] if reader.untold else []
+        raise PolicyError("\n".join([*reader.mistakes, *more]))
     return policy
 
 
@@ -93,6 +96,12 @@ class _Reader:
         self.indices = {name: index for index, name in enumerate(class_names)}
         self.version = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.mistakes: list[str] = []
+        self.untold = 0
+
+    @cached_property
+    def headers(self) -> list[list[str] | None]:
+        """The path of each line that begins a table."""
+        return [_header(line) for line in self.lines]
 
     def policy(self, table: dict[str, Any]) -> Policy:
         for key in table.keys() - {"tenants"}:
@@ -206,6 +215,9 @@ class _Reader:
     def wrong(
         self, words: str, tenant: str | None = None, key: str = "", value: Any = None
     ) -> None:
+        if len(self.mistakes) >= MOST_MISTAKES:  # to look for the line of each might take minutes
+            self.untold += 1
+            return
         line = self.find(tenant, key, value)
         self.mistakes.append(f"{self.source} line {line}: {words}")
 
@@ -213,7 +225,7 @@ class _Reader:
         """The line of a value, else of its key, else of its table, else the first."""
         best, inside, of_key = 1, tenant is None, False
         for number, line in enumerate(self.lines, 1):
-            path = _header(line)
+            path = self.headers[number - 1]
             if path is not None:
                 inside = tenant is None or path == ["tenants", tenant]
                 best, of_key = (number, False) if inside and tenant is not None else (best, False)

@@ -144,7 +144,10 @@ class Service:
 
     async def ask(self, question: Question) -> Batched:
         """The answer to one question, made together with those of others."""
-        return await self._ask(question)
+        answer = await self._ask(question)
+        if not answer.ranked.finite:
+            raise RuntimeError("the model gave logits that are no finite numbers.")
+        return answer
 
     # ---- who asks -----------------------------------------------------------------------------
 

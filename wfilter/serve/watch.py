@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,11 +38,14 @@ class PolicyFile:
     def __init__(self, path: str | Path, class_names: Sequence[str]):
         self._held: BinaryIO | None = None
         self.path, self.class_names = Path(path), tuple(class_names)
+        self._pending: tuple[Stamp, float] | None = None
         self._missing: str | None = None
         self._refused: str | None = None
         if not self.path.is_file():
             raise FileNotFoundError(f"{path} is not a file. Give the path of a policy in TOML.")
         self._policy, self._seen = self._read()
+        if self.path.stat().st_mode & stat.S_IWOTH:
+            _log.warning("every user of this machine may write %s. Run chmod o-w.", self.path)
 
     @property
     def problem(self) -> str | None:
@@ -51,11 +55,14 @@ class PolicyFile:
     def current(self) -> Policy:
         """The policy in force now; costs one look at the file's date unless it changed."""
         try:
-            stamp = _stamp(os.stat(self.path))
+            facts = os.stat(self.path)
         except OSError as error:
             self._missing = self._say(self._missing, f"{self.path}: {error.strerror}")
             return self._policy
-        self._missing = None
+        if not stat.S_ISREG(facts.st_mode):  # to read a pipe would wait for ever
+            self._missing = self._say(self._missing, f"{self.path} is not a file.")
+            return self._policy
+        self._missing, stamp = None, _stamp(facts)
         if stamp != self._seen and self._whole(stamp):
             self._reload(stamp)
         return self._policy
@@ -72,8 +79,12 @@ class PolicyFile:
             _log.warning("policy version %s is in force", self._policy.version)
 
     def _whole(self, stamp: Stamp) -> bool:
-        replaced = stamp[0] != self._seen[0]
-        return replaced or time.time() - stamp[1] / 1e9 > SETTLED
+        now, replaced = time.monotonic(), stamp[0] != self._seen[0]
+        if self._pending is None or self._pending[0] != stamp:
+            self._pending = stamp, now
+        # By our own clock, too: a date in the future must not keep a policy out of force.
+        still = max(time.time() - stamp[1] / 1e9, now - self._pending[1])
+        return replaced or still > SETTLED
 
     def _read(self) -> tuple[Policy, Stamp]:
         file = self.path.open("rb")

@@ -37,7 +37,7 @@ REFUSALS = {
 def make_app(service: Service) -> FastAPI:
     """The application of one replica."""
     # FastAPI's own pages load their scripts from elsewhere; this server works without a network.
-    app = FastAPI(title="wfilter", docs_url=None, redoc_url=None)
+    app = FastAPI(title="wfilter", docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_errors(app)
     _add_health(app, service)
     if service.policy is not None:

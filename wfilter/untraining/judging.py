@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from wfilter.core.forget import as_sets
 from wfilter.metrics.accuracy import forget_accuracy, retain_accuracy
-from wfilter.untraining.kept import Kept
+from wfilter.untraining.kept import Blend
 from wfilter.untraining.recipes import Auto
 from wfilter.untraining.sample import Sample
 
-OTHERS, ENOUGH = 3, 2500  # rows under which each image is judged at least; pairs that suffice
+# Logits of images by index, each forgetting a label (-1: nothing) or a set, perhaps blended.
+Answer = Callable[[Tensor, Tensor, Blend | None], Tensor]
+
+OTHERS, ENOUGH = 2, 1400  # rows under which each image is judged at least; pairs that suffice
+LARGEST_SET = 5
 SLACK = 0.02  # a single row may lose so much more than the mean: it is judged on few images
+# The base model has mostly learned the images it is judged on, and is surer of them than of new
+# ones. Blended with another by so much at most, they change their answers about as often as new
+# images do, and so many of these changes are losses: found on digits kept from the training of
+# small networks, by `benchmarks/judging.py`.
+BLENDED = 0.3
+OF_BLENDS = 0.6
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Accuracies under random sets of classes, in 0..1, pooled over images.
+
+    Attributes:
+        retain: Of images whose class is not in the set.
+        forget: Of images whose class is.
+        original: Of the base model, on the images of ``retain``.
+        size: Mean number of classes in a set.
+    """
+
+    retain: float
+    forget: float
+    original: float
+    size: float
+
+    def short_by(self, bar: Auto) -> float:
+        """How far from the bar: a set may lose what its rows together may; 0 where it is met."""
+        lost = self.original - self.retain - self.size * bar.bar_retain
+        return max(0.0, lost) + max(0.0, self.forget - bar.bar_worst)
 
 
 @dataclass(frozen=True)
@@ -26,12 +59,17 @@ class Judgement:
         retain: Under the row, on images of other classes.
         forget: Under the row, on images of its own class.
         original: Of the base model, on the very images of ``retain``.
+        changed: Share of blended images that the row answers otherwise than the base model would
+            without the class.
+        sets: The same under random sets, where they were judged.
     """
 
     classes: int
     retain: dict[int, float]
     forget: dict[int, float]
     original: dict[int, float]
+    changed: dict[int, float] = field(default_factory=dict)
+    sets: Sets | None = None
 
     def rows(self) -> dict[int, tuple[float, float, float]]:
         """Retain, forget and the base model's accuracy of each row that was judged."""
@@ -42,29 +80,59 @@ class Judgement:
         """Retain and forget, mean over the rows."""
         return _mean(self.retain), _mean(self.forget)
 
+    def losses(self) -> dict[int, float]:
+        """What each row loses on other classes: on images as they are or, if more, on blends."""
+        return {
+            r: max(self.original[r] - value, OF_BLENDS * self.changed.get(r, 0.0))
+            for r, value in self.retain.items()
+        }
+
     def lost(self) -> float:
         """What the rows lose on other classes, mean over the rows."""
-        return _mean(self.original) - _mean(self.retain)
+        plain = _mean(self.original) - _mean(self.retain)
+        return max(plain, OF_BLENDS * _mean(self.changed))
 
     def lagging(self, bar: Auto) -> list[int]:
         """The rows that keep the whole from meeting the bar."""
         slow = {r for r, value in self.forget.items() if value > bar.bar_worst}
         if _mean(self.forget) > bar.bar_forget:
             slow |= {r for r, value in self.forget.items() if value > bar.bar_forget}
-        loss = {r: self.original[r] - value for r, value in self.retain.items()}
+        loss = self.losses()
         slow |= {r for r, value in loss.items() if value > bar.bar_retain + SLACK}
         if self.lost() > bar.bar_retain:
             slow |= {r for r, value in loss.items() if value > bar.bar_retain}
         return sorted(slow)
+
+    def is_met(self, bar: Auto) -> bool:
+        """Whether every row and the random sets meet the bar."""
+        return not self.lagging(bar) and (self.sets is None or not self.sets.short_by(bar))
 
     def scores(self, bar: Auto) -> Tensor:
         """How far each row is from the bar, ``(num_classes,)``; 0 where it meets it."""
         found = torch.zeros(self.classes)
         for row, value in self.forget.items():
             found[row] += max(0.0, value - bar.bar_forget)
-        for row, value in self.retain.items():
-            found[row] += max(0.0, self.original[row] - value - bar.bar_retain)
+        for row, value in self.losses().items():
+            found[row] += max(0.0, value - bar.bar_retain)
         return found
+
+    def score(self, bar: Auto) -> float:
+        """How far the whole is from the bar."""
+        return float(self.scores(bar).mean()) + (self.sets.short_by(bar) if self.sets else 0.0)
+
+    def figures(self) -> str:
+        """What was found, in one breath."""
+        retain, forget = self.means()
+        worst, base = max(self.forget.values(), default=0.0), _mean(self.original)
+        text = (
+            f"Acc_r {100 * retain:.1f} (the base model {100 * base:.1f}), Acc_f "
+            f"{100 * forget:.2f}, worst class {100 * worst:.1f}"
+        )
+        if self.changed:
+            text += f", {100 * _mean(self.changed):.1f} of doubtful images answered otherwise"
+        if self.sets is not None:
+            text += f", sets {100 * self.sets.retain:.1f} / {100 * self.sets.forget:.1f}"
+        return text
 
 
 def _mean(by_row: dict[int, float]) -> float:
@@ -72,8 +140,16 @@ def _mean(by_row: dict[int, float]) -> float:
 
 
 @torch.no_grad()
-def judge(kept: Kept, sample: Sample, base: Tensor, classes: int, seed: int) -> Judgement:
-    """Run the held-out images, or all where none is, under their own rows and some others."""
+def judge(answer: Answer, sample: Sample, base: Tensor, classes: int, seed: int) -> Judgement:
+    """Ask about the held-out images, or all where none is: the same questions for a seed.
+
+    Args:
+        answer: Gives the logits that are judged.
+        sample: The images.
+        base: The base model's logits of all of them.
+        classes: How many rows there are.
+        seed: Draws rows, sets and blends.
+    """
     held = sample.held if bool(sample.held.any()) else torch.ones_like(sample.held)
     index = held.nonzero()[:, 0]
     rows = sample.rows[index]
@@ -83,9 +159,9 @@ def judge(kept: Kept, sample: Sample, base: Tensor, classes: int, seed: int) -> 
     others = away[:, : min(max(OTHERS, ENOUGH // len(index)), classes - 1)]
     images = torch.cat([index, index.repeat_interleave(others.shape[1])])
     forget = torch.cat([rows, others.flatten()])
-    logits = _logits(kept, images, forget)
+    logits = answer(images, forget, None)
     if sample.labels is not None:
-        return _of_many(logits, base[images], sample.labels[images], forget, len(index), classes)
+        return _of_many(logits, base[images], sample.labels[images], forget, classes)
     labels = sample.rows[images]
     own, rest = slice(0, len(index)), slice(len(index), None)
     return Judgement(
@@ -93,17 +169,55 @@ def judge(kept: Kept, sample: Sample, base: Tensor, classes: int, seed: int) -> 
         retain_accuracy(logits[rest], labels[rest], forget[rest]).by_row,
         forget_accuracy(logits[own], labels[own], forget[own]).by_row,
         retain_accuracy(base[images[rest]], labels[rest], forget[rest]).by_row,
+        _changed(answer, index, others, classes, generator),
+        _under_sets(answer, sample, base, index, classes, generator) if classes > 2 else None,
     )
 
 
-def _logits(kept: Kept, images: Tensor, forget: Tensor) -> Tensor:
-    forget = forget.to(kept.alphas.device)
-    parts = torch.split(torch.arange(len(images)), 1024)
-    return torch.cat([kept.logits(images[p], forget[p.to(forget.device)]).cpu() for p in parts])
+def _changed(
+    answer: Answer, index: Tensor, others: Tensor, classes: int, generator: torch.Generator
+) -> dict[int, float]:
+    """Share of blended images that each row answers otherwise than the base model without it."""
+    times = max(1, others.shape[1] // 2)
+    image = index.repeat_interleave(times)
+    other = torch.cat(
+        [index[torch.randperm(len(index), generator=generator)] for _ in range(times)]
+    )
+    blend = Blend(other, 1 - BLENDED * torch.rand(len(image), generator=generator))
+    forget = others[:, :times].flatten()
+    base = answer(image, torch.full_like(forget, -1), blend)
+    kept = base.argmax(1) != forget  # other answers are to change
+    wanted = base.masked_fill(as_sets(forget, classes), -torch.inf).argmax(1)
+    differs = (answer(image, forget, blend).argmax(1) != wanted).float()
+    asked = {row: kept & (forget == row) for row in torch.unique(forget).tolist()}
+    return {row: float(differs[these].mean()) for row, these in asked.items() if bool(these.any())}
+
+
+def _under_sets(
+    answer: Answer,
+    sample: Sample,
+    base: Tensor,
+    index: Tensor,
+    classes: int,
+    generator: torch.Generator,
+) -> Sets:
+    """Half of the images under a random set without their class, the other half with it."""
+    image = index[torch.randperm(len(index), generator=generator)]
+    labels, own = sample.rows[image], torch.arange(len(image)) % 2 == 1
+    if len(image) < 2:
+        image, labels, own = image.repeat(2), labels.repeat(2), torch.tensor([False, True])
+    size = torch.randint(2, min(LARGEST_SET, classes - 1) + 1, (len(image),), generator=generator)
+    scores = torch.rand(len(image), classes, generator=generator)
+    scores.scatter_(1, labels[:, None], torch.where(own, 2.0, -1.0)[:, None])
+    sets = scores.argsort(1, descending=True).argsort(1) < size[:, None]
+    right = (answer(image, sets, None).argmax(1) == labels).float()
+    before = (base[image].argmax(1) == labels).float()
+    means = (right[~own], right[own], before[~own], size[~own].float())
+    return Sets(*(float(values.mean()) for values in means))
 
 
 def _of_many(
-    logits: Tensor, base: Tensor, labels: Tensor, forget: Tensor, own: int, classes: int
+    logits: Tensor, base: Tensor, labels: Tensor, forget: Tensor, classes: int
 ) -> Judgement:
     """Images with several labels: a class is known where its logit is positive."""
     gone = torch.nn.functional.one_hot(forget, classes).bool()
@@ -119,30 +233,34 @@ def _of_many(
     return Judgement(classes, retain, known, original)
 
 
-def verdict(found: Judgement, bar: Auto, name: Callable[[int], str], advice: str) -> str:
-    """One line: every row met the bar, or which classes are still known, how well, what to try."""
-    retain, forget = found.means()
-    figures = (
-        f"Acc_r {100 * retain:.1f} (the base model {100 * (retain + found.lost()):.1f}), Acc_f "
-        f"{100 * forget:.2f}"
-    )
+def verdict(
+    found: Judgement, bar: Auto, name: Callable[[int], str], means: str, advice: str
+) -> str:
+    """One line: every row met the bar, or which classes are still known, how well, what to try.
+
+    Args:
+        found: What was found.
+        bar: What was asked for.
+        name: Of a class.
+        means: What forgets: gates or feature rows.
+        advice: What to try where rows fall short.
+    """
     lagging = found.lagging(bar)
-    if not lagging:
-        worst = max(found.forget.values(), default=0.0)
-        return f"Every row met the bar: {figures}, worst class {100 * worst:.1f}."
+    if found.is_met(bar):
+        return f"Every row met the bar, by {means}: {found.figures()}."
     known = sorted((r for r in lagging if found.forget.get(r, 0) > bar.bar_forget),
                    key=lambda r: -found.forget[r])  # fmt: skip
-    losing = [r for r in lagging if r not in known]
+    losing, losses = [r for r in lagging if r not in known], found.losses()
     parts = []
     if known:
         listed = ", ".join(f"{name(r)} ({100 * found.forget[r]:.0f} %)" for r in known[:10])
         parts.append(f"still known: {listed}{', ...' if len(known) > 10 else ''}")
     if losing:
-        listed = ", ".join(
-            f"{name(r)} ({100 * (found.original[r] - found.retain[r]):.1f})" for r in losing[:10]
-        )
+        listed = ", ".join(f"{name(r)} ({100 * losses[r]:.1f})" for r in losing[:10])
         parts.append(f"points lost on other classes by the rows of {listed}")
+    if found.sets is not None and found.sets.short_by(bar):
+        parts.append("sets of several classes lose more than their rows may together")
     return (
-        f"{len(lagging)} of {found.classes} rows fall short: {'; '.join(parts)}. {figures}. Try "
-        f"{advice}."
+        f"{len(lagging)} of {found.classes} rows fall short with {means}: {'; '.join(parts)}. "
+        f"{found.figures()}. Try {advice}."
     )

@@ -55,11 +55,14 @@ class Kept:
         return f"activations of {self.count} images are kept {place}, {self.bytes / 2**20:.0f} MiB"
 
     @torch.no_grad()
-    def fill(self, sizes: Sequence[int]) -> Tensor:
+    def fill(
+        self, sizes: Sequence[int], seen: Callable[[int], None] = lambda count: None
+    ) -> Tensor:
         """Run all images once; their logits with open gates, ``(count, num_classes)``.
 
         Args:
             sizes: How many images later calls may have at once, the largest first.
+            seen: Told after each forward how many of its images are new, in their order.
         """
         size = min(sizes[0], self.count)
         nothing = torch.full((size,), -1, device=self.alphas.device)
@@ -76,6 +79,7 @@ class Kept:
                 for place, value in values.items():
                     self.values[place][part] = value[: len(part)].cpu()
             logits.append(found[: len(part)].float().cpu())
+            seen(len(part))
         return torch.cat(logits)
 
     def _record(self, images: Tensor, sizes: Sequence[int]) -> None:

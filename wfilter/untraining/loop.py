@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from wfilter.core.forget import refuse_other_classes
+from wfilter.core.forgetting import refuse_inside
 from wfilter.core.model import FilteredModel
 from wfilter.data.batches import Batches, InMemory, refuse_no_batches
 from wfilter.untraining.auto import AutoRun
@@ -43,11 +45,12 @@ def untrain(
             chooses the row), iterable again for each epoch; or an ``InMemory`` set.
         val: Held-out batches: for early stopping where the recipe asks for it; ``"auto"`` judges
             rows on them instead of holding out some of ``train``.
-        recipe: ``"auto"`` looks at the model and the images, goes on until every row meets the bar
-            or says which do not (``History.verdict``). Or fixed settings: ``"distill"``,
-            ``"distill-soft"`` (small models), ``"linear"`` (very many classes; solved, no steps),
-            ``"paper"``, ``"paper-vit"``, or a ``Recipe``. ``"reroute"`` learns no gates: it moves
-            the features of a forgotten class onto other classes, from one pass over ``train``.
+        recipe: ``"auto"`` looks at the model and the images, tries gates, then feature rows, until
+            every row meets the bar, or says which do not (``History.verdict``). Or fixed settings:
+            ``"distill"``, ``"distill-soft"`` (small models), ``"linear"`` (very many classes;
+            solved, no steps), ``"paper"``, ``"paper-vit"``, or a ``Recipe``. ``"reroute"`` learns
+            no gates: it moves the features of a forgotten class onto other classes, from one pass
+            over ``train``.
         epochs: Passes over ``train``; one if neither epochs nor steps is given. For ``"auto"``, as
             for ``steps``, the most that it may take; by default it decides.
         steps: Steps in all, whatever the epochs.
@@ -83,7 +86,8 @@ def untrain(
     if isinstance(settings, Reroute):
         _refuse_options(settings, options)
         return untrain_reroute(wf, train, settings, seed=seed, device=device, progress=progress)
-    _refuse_feature_rows(wf)
+    if not isinstance(settings, Auto):  # which starts over, whatever it ended with before
+        _refuse_feature_rows(wf)
     if isinstance(settings, Linear):
         _refuse_options(settings, options)
         with torch.enable_grad():
@@ -127,12 +131,12 @@ def _limit(train: object, epochs: int | None, steps: int | None) -> int | None:
 
 
 def _refuse_bad_data(wf: FilteredModel, train: object, val: object) -> None:
-    wf.refuse_inside_forgetting("untrain")
+    refuse_inside(wf.base, "untrain")
     refuse_no_batches(train, "train")
     if val is not None:
         refuse_no_batches(val, "val")
-    wf.refuse_other_classes(train)
-    wf.refuse_other_classes(val)
+    refuse_other_classes(wf.class_names, train)
+    refuse_other_classes(wf.class_names, val)
 
 
 def _refuse_feature_rows(wf: FilteredModel) -> None:

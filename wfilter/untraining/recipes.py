@@ -330,14 +330,16 @@ class Auto(Recipe):
     Attributes:
         stages: What to try, in this order, until one meets the bar: ``"hard 0.2, soft 1.0"`` is
             exact gates on the last fifth of the filtered layers, then soft ones on all;
-            ``"linear"`` solves the rows. Empty: decided by the number of layers and classes.
+            ``"linear"`` solves the rows, ``"reroute"`` makes feature rows. Empty: decided by the
+            layers, their units, the classes, and whether feature rows have a place in the model.
         images: Images of each class to look at, those held out included; 0: decided by the number
             of classes.
         held_out: Share of these that no step sees, on which rows are judged.
         steps: Steps of a stage before rows are judged for good; 0: by the number of classes.
         bar_forget: Most that may be known of the forgotten class, mean over the rows.
         bar_worst: Most that may be known of any one class.
-        bar_retain: Most that the rows may lose on the other classes, mean over the rows.
+        bar_retain: Most that the rows may lose on the other classes, mean over the rows; sets may
+            lose what their rows may together.
 
     Example:
         >>> Auto("mine", stages="soft 1.0").bar_worst

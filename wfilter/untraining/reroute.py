@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -226,7 +225,44 @@ def _batches(train: Batches | InMemory, seed: int) -> Iterator[tuple[Tensor, Ten
 
 
 def _start(wf: FilteredModel, images: Tensor) -> _Collected:
-    """The head of the model, refused where its features are not all that makes the logits."""
+    head = plain_head(wf, images)
+    statistics = FeatureStatistics(wf.num_classes, head.width)
+    return _Collected(statistics, head.name, head)
+
+
+@dataclass(frozen=True)
+class PlainHead:
+    """One linear layer that makes the logits of ``(batch, width)`` features, float32 on the CPU.
+
+    Attributes:
+        name: Of its weight in the base model.
+        weight: ``(num_classes, width)``.
+        bias: ``(num_classes,)``, or ``None``.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def width(self) -> int:
+        """How many features it sees."""
+        return self.weight.shape[1]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The logits of features."""
+        return F.linear(features, self.weight, self.bias)
+
+
+def plain_head(wf: FilteredModel, images: Tensor) -> PlainHead:
+    """The head of the model, refused where its features are not all that makes the logits.
+
+    Example:
+        >>> import wfilter
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> plain_head(wfilter.apply_weight_filtering(net, targets="0.*"), torch.ones(1, 4)).name
+        '2.weight'
+    """
     drawn = torch.rand(2, *images.shape[1:], generator=torch.Generator().manual_seed(0))
     found = find_head(wf.base, read_inputs(drawn.to(wf.alphas.device, images.dtype), {}))
     name = found.weights[0]
@@ -242,9 +278,7 @@ def _start(wf: FilteredModel, images: Tensor) -> _Collected:
         raise ValueError(
             f"the head gives {len(weight)} logits\nfor {wf.num_classes} classes of the filters."
         )
-    bias = None if bias is None else bias.detach().float().cpu()
-    statistics = FeatureStatistics(wf.num_classes, found.width)
-    return _Collected(statistics, name, partial(F.linear, weight=weight, bias=bias))
+    return PlainHead(name, weight, None if bias is None else bias.detach().float().cpu())
 
 
 def _base_features(wf: FilteredModel, images: Tensor) -> Tensor:

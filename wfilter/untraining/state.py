@@ -15,7 +15,7 @@ from wfilter.untraining.recipes import Recipe
 from wfilter.untraining.stored import recipe_from
 
 if TYPE_CHECKING:
-    from wfilter.untraining.auto import AutoRun
+    from wfilter.untraining.rounds import Rounds
     from wfilter.untraining.run import Run
 
 
@@ -27,7 +27,7 @@ class Keeper:
     every: int
     _model: dict[str, Any] = field(default_factory=dict)
 
-    def model(self, run: Run | AutoRun) -> dict[str, Any]:
+    def model(self, run: Run | Rounds) -> dict[str, Any]:
         """What a checkpoint must share with the run: base model, targets and class names."""
         if not self._model:
             names = run.wf.class_names
@@ -38,7 +38,7 @@ class Keeper:
             }
         return self._model
 
-    def store(self, run: Run | AutoRun) -> None:
+    def store(self, run: Run | Rounds) -> None:
         """Write the run's state in one step."""
         from safetensors.torch import save
 
@@ -63,7 +63,7 @@ class Keeper:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, save(tensors, metadata={"untrain": json.dumps(facts)}))
 
-    def restore(self, run: Run | AutoRun) -> None:
+    def restore(self, run: Run | Rounds) -> None:
         """In place: put a run where its checkpoint left it; nothing to do without one."""
         from safetensors import safe_open
 

@@ -1,0 +1,57 @@
+"""Whether gates do anything: a weight that the model rescales before use undoes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from wfilter.core.gates import slices
+from wfilter.core.inspection import Inspection
+from wfilter.core.nearness import Near
+from wfilter.core.outputs import Inputs, take_apart
+from wfilter.core.paths import run_path
+from wfilter.core.refusing import Unproved, run_from
+from wfilter.core.state import Kept
+from wfilter.core.targets import Target
+
+if TYPE_CHECKING:
+    from wfilter.core.model import FilteredModel
+
+
+def refuse_without_effect(
+    wf: FilteredModel, inspection: Inspection, single: Inputs, state: Kept
+) -> None:
+    """Stop at a weight whose gates cancel out, though closing all of them does not."""
+    by_weight = [t for t, f in zip(wf.targets, inspection.findings) if f.by == "weight"]
+    if not by_weight:
+        return
+    plain, near = run_from(state, wf.base, single), Near()
+    spans, gates = slices(wf.targets), torch.ones_like(wf.alphas[0])
+    for target in _without_gradient(wf, single, by_weight):
+        halved, closed = gates.clone(), gates.clone()
+        halved[spans[target.name]], closed[spans[target.name]] = 0.3, 0.0
+        moved = take_apart(run_path(wf, single, halved))[0]
+        zeroed = take_apart(run_path(wf, single, closed))[0]
+        if all(map(near, moved, plain)) and not all(map(near, zeroed, plain)):
+            raise Unproved(
+                f"{target.name} is rescaled by the model before use (weight standardisation or "
+                "the like), so gates on it cancel out. Exclude it, or make the weight plain."
+            )
+
+
+def _without_gradient(
+    wf: FilteredModel, single: Inputs, targets: Sequence[Target]
+) -> Sequence[Target]:
+    """The targets whose gates have next to no gradient; all where gradients do not flow."""
+    gates = torch.full_like(wf.alphas[0], 0.7, requires_grad=True)
+    try:
+        with torch.enable_grad():
+            outputs = [t for t in take_apart(run_path(wf, single, gates))[0] if t.requires_grad]
+            squares = torch.stack([t.double().square().sum() for t in outputs])
+            slope = torch.autograd.grad(squares.sum(), gates)[0]
+    except Exception:
+        return targets
+    low, spans = 1e-3 * float(squares.sum()), slices(wf.targets)
+    return [t for t in targets if float(slope[spans[t.name]].abs().sum()) <= low]

@@ -1,0 +1,58 @@
+"""What is known about a model's inputs, by their shape: inspections, and where the logits are."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from wfilter.core.forgetting import running
+from wfilter.core.head import Head, find_head
+from wfilter.core.inspection import Inspection, Owned
+from wfilter.core.outputs import Inputs
+
+# An inspection, the targets pinned open, and the sites found for both.
+KeptSites = tuple[Inspection, frozenset[int], tuple[Owned, ...]]
+
+
+class Known:
+    """Inspections and heads of one filtered model, each found once for inputs of a shape.
+
+    Attributes:
+        latest: The inspection made last; it also serves graphs, which cannot stop to look again.
+        sites: Where the paths keep the sites of the forward they ran last.
+    """
+
+    def __init__(self, inspection: Inspection):
+        self.latest = inspection
+        self.sites: KeptSites | None = None
+        self._inspections = {inspection.key: inspection}
+        self._heads: dict[object, Head] = {}
+
+    def remember(self, inspection: Inspection) -> None:
+        """In place: use this inspection for inputs of its shape."""
+        self._inspections[inspection.key] = self.latest = inspection
+
+    def has(self, inputs: Inputs) -> bool:
+        """Whether inputs of this shape were looked at."""
+        return inputs.key in self._inspections
+
+    def inspection(self, inputs: Inputs) -> Inspection:
+        """The inspection of inputs of this shape, or the latest."""
+        return self._inspections.get(inputs.key, self.latest)
+
+    def head(self, base: nn.Module, inputs: Inputs) -> Head:
+        """Where the logits are made, looked at now if these inputs are the first."""
+        if inputs.key not in self._heads:
+            some = inputs.of_samples(torch.arange(min(2, len(inputs.images))))
+            with running():
+                self._heads[inputs.key] = find_head(base, some)
+        return self._heads[inputs.key]
+
+    def without_sites(self) -> Known:
+        """A copy for another model: sites hold the modules of this one."""
+        other = copy.copy(self)
+        other.sites = None
+        other._inspections, other._heads = dict(self._inspections), dict(self._heads)
+        return other

@@ -1,0 +1,75 @@
+"""When two answers count as equal: rounding is allowed, a wrong gate is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# What rounding surely explains, as a part of the answer's spread, and what it can explain at most,
+# as a part of its size. What lies between is in doubt, and looked at again in float64.
+_SURELY = {torch.float64: 1e-6, torch.float32: 1e-4}
+_AT_MOST = {torch.float32: 5e-3}
+_HALF = 0.1  # at most, for all other dtypes, which are always in doubt
+
+
+class Near:
+    """Compares answers, and remembers whether any difference was too large to be sure.
+
+    Example:
+        >>> near = Near()
+        >>> near(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.001])), near.in_doubt
+        (True, True)
+        >>> near(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1]))
+        False
+    """
+
+    def __init__(self) -> None:
+        self.in_doubt = False
+
+    def __call__(self, found: Tensor, expected: Tensor) -> bool:
+        """Equal up to rounding; NaN is equal to itself."""
+        if found.shape != expected.shape:
+            return False
+        if not expected.is_floating_point():
+            return torch.equal(found, expected)
+        if not torch.equal(found.isnan(), expected.isnan()):
+            return False
+        return not expected.numel() or self._is_rounding(found, expected)
+
+    def _is_rounding(self, found: Tensor, expected: Tensor) -> bool:
+        """Measured by the spread, since an offset that all entries share must hide no difference.
+
+        The last bits of large entries are always allowed.
+        """
+        a, b = torch.nan_to_num(found.double()), torch.nan_to_num(expected.double())
+        kind, size, error = expected.dtype, float(b.abs().max()), float((a - b).abs().max())
+        spread = size if b.numel() == 1 else float(b.max() - b.min())
+        sure = _SURELY.get(kind, 0.0) * spread + 32 * torch.finfo(kind).eps * size
+        doubtful = error > sure or kind not in _SURELY
+        self.in_doubt |= doubtful
+        if kind == torch.float64:
+            return not doubtful
+        return error <= _AT_MOST.get(kind, _HALF) * size + 1e-30
+
+    def alike(
+        self,
+        together: Sequence[Tensor],
+        singles: Sequence[Sequence[Tensor]],
+        axes: Sequence[int | None],
+    ) -> bool:
+        """Whether an output for a batch is that of its first samples alone, put together."""
+        for place, single in enumerate(singles):
+            for whole, alone, axis in zip(together, single, axes):
+                if not self(_row(whole, axis, place, alone), alone):
+                    return False
+        return True
+
+
+def _row(whole: Tensor, axis: int | None, place: int, like: Tensor) -> Tensor:
+    """The part of a batch's output that belongs to one sample."""
+    if axis is None:
+        return whole
+    size = like.shape[axis]
+    return whole.narrow(axis, place * size, size)

@@ -1,0 +1,129 @@
+"""Feature rows as a stage of ``recipe="auto"``: made from the sample, judged like gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from wfilter.core.feature_rows import FeatureRows
+from wfilter.core.forget import as_sets
+from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of, read_inputs
+from wfilter.untraining.judging import Answer
+from wfilter.untraining.kept import Blend
+from wfilter.untraining.recipes import REROUTE
+from wfilter.untraining.reroute import FeatureStatistics, PlainHead, fit_rows, plain_head
+from wfilter.untraining.sample import Sample
+
+BATCH = 64
+PROVED = 16  # images on which the filtered model must give the logits that were judged
+
+
+class Watch:
+    """Notes what a layer sees in the latest forward."""
+
+    def __init__(self) -> None:
+        self.latest: Tensor | None = None
+
+    @contextmanager
+    def on(self, layer: nn.Module) -> Iterator[Watch]:
+        """For as long as the block is open."""
+
+        def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self.latest = args[0]  # no function of torch: recorders count those
+
+        handle = layer.register_forward_pre_hook(note)
+        try:
+            yield self
+        finally:
+            handle.remove()
+
+
+def place_for_rows(wf: FilteredModel, sample: Sample) -> tuple[PlainHead | None, str]:
+    """The head that feature rows would stand before; or none, and why."""
+    counts = torch.bincount(sample.rows, minlength=wf.num_classes)
+    if sample.labels is not None:
+        return None, "images have several labels"
+    if bool((counts == 0).any()):
+        return None, f"{int((counts == 0).sum())} classes have no image"
+    try:
+        return plain_head(wf, sample.read(torch.arange(1))), ""
+    except ValueError:
+        return None, "the logits are not what one linear layer makes of (batch, features)"
+
+
+@dataclass
+class Instant:
+    """The features of a sample, and what rows made from them do.
+
+    Attributes:
+        wf: The filtered model.
+        sample: The images.
+        head: What makes their logits.
+        features: What it sees of them under open gates, ``(count, width)``, float32 on the CPU.
+    """
+
+    wf: FilteredModel
+    sample: Sample
+    head: PlainHead
+    features: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def look(wf: FilteredModel, sample: Sample, head: PlainHead) -> Instant:
+        """Run all images once."""
+        parts = torch.split(torch.arange(len(sample)), BATCH)
+        found = [wf.features(sample.read(part)).float().cpu() for part in parts]
+        return Instant(wf, sample, head, torch.cat(found))
+
+    @property
+    def base(self) -> Tensor:
+        """The base model's logits."""
+        return self.head(self.features)
+
+    def rows(self, detectors: str) -> FeatureRows:
+        """From the images that are not held out."""
+        fit = ~self.sample.held if not bool(self.sample.held.all()) else self.sample.held
+        statistics = FeatureStatistics(self.wf.num_classes, self.head.width)
+        statistics.add(self.features[fit], self.base[fit], self.sample.rows[fit])
+        settings = {"shrinkage": REROUTE.shrinkage, "prior": REROUTE.prior}
+        return fit_rows(statistics, **settings, detectors=detectors, head=self.head.name)
+
+    def answer(self, rows: FeatureRows) -> Answer:
+        """What the model would answer with these rows, for `judging.judge`."""
+
+        def logits(index: Tensor, forget: Tensor, blend: Blend | None) -> Tensor:
+            features = self.features[index]
+            if blend is not None:
+                weight = blend.weight[:, None]
+                features = weight * features + (1 - weight) * self.features[blend.other]
+            sets = as_sets(forget, self.wf.num_classes)
+            edited: Tensor = rows(features, sets, self.head)[1]
+            return torch.where(sets.any(1, keepdim=True), edited, self.head(features))
+
+        return logits
+
+    @torch.no_grad()
+    def attach(self, rows: FeatureRows) -> bool:
+        """In place: give the model these rows and open all gates; whether it answers as judged."""
+        wf = self.wf
+        wf.hard = False
+        wf.pin_open([target.name for target in wf.targets])
+        wf.feature_rows = rows.to(wf.alphas.device)
+        index = torch.arange(len(self.sample))[:PROVED]
+        forget = torch.where(index % 3 == 0, -1, self.sample.rows[index])
+        expected = self.answer(rows.cpu())(index, forget, None)
+        wf.feature_rows = rows.to(wf.alphas.device)
+        images = self.sample.read(index)
+        found = logits_of(wf(images, forget=forget.to(wf.alphas.device))).float().cpu()
+        scale = float(expected.abs().max())
+        return torch.allclose(found, expected, rtol=0.02, atol=0.02 * scale)
+
+
+def is_watchable(wf: FilteredModel, images: Tensor) -> bool:
+    """Whether the head sees a whole batch at once in a mixed forward."""
+    return not wf.is_compiled and wf.is_fused(read_inputs(images, {}))
