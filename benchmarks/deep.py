@@ -34,8 +34,8 @@ from common import RESULTS, append_line, commit, read_lines
 from wfilter import data, metrics, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.untraining import losses
+from wfilter.untraining.objectives import Seen
 from wfilter.untraining.pairs import Pairs
-from wfilter.untraining.recipes import Seen
 from wfilter.untraining.run import Run
 
 TARGETS = ["2.*", "5.*", "8.*"]

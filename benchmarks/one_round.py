@@ -36,8 +36,8 @@ from common import RESULTS, add_set, append_line, changed, commit, read_lines
 from references import stem_name
 from wfilter import data, zoo
 from wfilter.evaluation.bench import environment
+from wfilter.untraining.objectives import Distill
 from wfilter.untraining.pairs import Pairs
-from wfilter.untraining.recipes import Distill
 
 ALL = "all"
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from wfilter.files.pruned import load_pruned, save_pruned
     from wfilter.metrics.problem import Budget
     from wfilter.untraining.loop import untrain
-    from wfilter.untraining.recipes import RECIPES, Recipe
+    from wfilter.untraining.objectives import Recipe
+    from wfilter.untraining.recipes import RECIPES
 
 __version__ = "0.2.0"
 
@@ -76,7 +77,7 @@ _HOMES = {
     "FilteredModel": "core.model",
     "InMemory": "data.batches",
     "Pruned": "core.prune",
-    "Recipe": "untraining.recipes",
+    "Recipe": "untraining.objectives",
     "Report": "evaluation.report",
     "apply_weight_filtering": "core.attach",
     "audit": "evaluation.audit",

@@ -19,7 +19,8 @@ from wfilter.untraining.auto import AutoRun
 from wfilter.untraining.history import Ended, History
 from wfilter.untraining.instant import Instant
 from wfilter.untraining.judging import Judgement, Sets, judge, verdict
-from wfilter.untraining.recipes import AUTO, Auto
+from wfilter.untraining.objectives import Auto
+from wfilter.untraining.recipes import AUTO
 from wfilter.untraining.sample import Sample, take_sample
 from wfilter.untraining.stages import Facts, Stage, choose_stages
 from wfilter.untraining.stored import recipe_from

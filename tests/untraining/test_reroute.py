@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import wfilter
 from helpers import assert_same_state, close, linear, samples, snapshot
-from wfilter.untraining.recipes import Reroute
+from wfilter.untraining.objectives import Reroute
 from wfilter.untraining.reroute import FeatureStatistics, fit_rows
 from wfilter.untraining.stored import recipe_from
 

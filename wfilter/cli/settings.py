@@ -15,7 +15,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from wfilter.untraining.recipes import Recipe, get_recipe
+from wfilter.untraining.objectives import Recipe
+from wfilter.untraining.recipes import get_recipe
 from wfilter.untraining.stored import own_settings
 
 FILE = "settings.toml"

@@ -23,7 +23,7 @@ from wfilter.data.images import Batches, ImageSet
 from wfilter.files import card
 from wfilter.untraining.history import Ended, History, training_figures
 from wfilter.untraining.loop import untrain
-from wfilter.untraining.recipes import Linear, Recipe, Stepwise
+from wfilter.untraining.objectives import Linear, Recipe, Stepwise
 from wfilter.untraining.stored import recipe_from
 
 MOST_IN_MEMORY = 2**30  # bytes of float images; larger sets are read batch by batch

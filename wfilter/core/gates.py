@@ -53,6 +53,21 @@ def slices(targets: Sequence[Target]) -> dict[str, slice]:
     return ends
 
 
+def new_alphas(targets: Sequence[Target], num_classes: int, init: float, like: Tensor) -> Tensor:
+    """Alphas ``(num_classes, total_units)``, all ``init``, where the parameter ``like`` is.
+
+    Example:
+        >>> from wfilter.core.targets import find_targets
+        >>> layer = torch.nn.Linear(4, 3)
+        >>> new_alphas(find_targets(layer, "*"), 2, 3.0, layer.weight).shape
+        torch.Size([2, 6])
+    """
+    units = sum(target.units for target in targets)
+    # At least float32: a bfloat16 alpha of 3 does not move by a step of 0.005.
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.full((num_classes, units), float(init), device=like.device, dtype=dtype)
+
+
 def label_gates(
     alphas: Tensor, labels: Tensor, *, hard: bool = False, sparse: bool = False
 ) -> Tensor:

@@ -75,14 +75,7 @@ class FilteredModel(nn.Module):
         self.hard = False
         self.feature_rows: FeatureRows | None = None
         first = parameter_of(base, self.targets[0])
-        self.alphas = nn.Parameter(
-            torch.full(
-                (num_classes, sum(t.units for t in self.targets)),
-                float(init),
-                device=first.device,
-                dtype=torch.promote_types(first.dtype, torch.float32),
-            )
-        )
+        self.alphas = nn.Parameter(_gates.new_alphas(self.targets, num_classes, init, first))
         self.left_out: tuple[str, ...] = ()
         self.pins = Pins()
         self.open_blocks = 0  # in all contexts; see forgetting.py
@@ -306,10 +299,8 @@ class FilteredModel(nn.Module):
         """A plain copy of the base model with the gates of one class or set folded in.
 
         Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed.
-        Feature rows become a linear layer in front of the head, which no longer has the weights of
-        the class; that layer moves the class to one place, where the rows choose by the image, so
-        a probe finds more of it (see ``FeatureRows.folded``). Rows without detectors leave that
-        head alone: answers as theirs, features as the base model's.
+        Feature rows become a linear layer in front of the head, which hides less than they do; see
+        ``FeatureRows.folded``.
 
         Args:
             forget: One class or set.

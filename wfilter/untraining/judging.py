@@ -11,7 +11,7 @@ from torch import Tensor
 from wfilter.core.forget import as_sets
 from wfilter.metrics.accuracy import forget_accuracy, retain_accuracy
 from wfilter.untraining.kept import Blend
-from wfilter.untraining.recipes import Auto
+from wfilter.untraining.objectives import Auto
 from wfilter.untraining.sample import Sample
 
 # Logits of images by index, each forgetting a label (-1: nothing) or a set, perhaps blended.

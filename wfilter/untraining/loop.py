@@ -13,7 +13,8 @@ from wfilter.core.model import FilteredModel
 from wfilter.data.batches import Batches, InMemory, refuse_no_batches
 from wfilter.untraining.auto import AutoRun
 from wfilter.untraining.history import Ended, History
-from wfilter.untraining.recipes import Auto, Linear, Recipe, Reroute, Stepwise, get_recipe
+from wfilter.untraining.objectives import Auto, Linear, Recipe, Reroute, Stepwise
+from wfilter.untraining.recipes import get_recipe
 from wfilter.untraining.reroute import untrain_reroute
 from wfilter.untraining.run import Run, processes
 from wfilter.untraining.solve import untrain_linear

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from wfilter.core.model import FilteredModel
-from wfilter.untraining.recipes import Stepwise
+from wfilter.untraining.objectives import Stepwise
 
 
 class RowAdam(torch.optim.Optimizer):

@@ -23,8 +23,8 @@ from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import read_inputs
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
+from wfilter.untraining.objectives import Reroute
 from wfilter.untraining.reading import refuse_several_labels, rows_of
-from wfilter.untraining.recipes import Reroute
 
 # Shifts between pairs of classes are kept up to so many numbers, 64 MiB in float32.
 PAIR_LIMIT = 2**24

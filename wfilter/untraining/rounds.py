@@ -15,9 +15,9 @@ from wfilter.untraining.history import History, ProgressBar, Record
 from wfilter.untraining.instant import Instant, Watch, is_watchable
 from wfilter.untraining.judging import Judgement, judge
 from wfilter.untraining.kept import Blend, Kept
+from wfilter.untraining.objectives import Auto, Seen
 from wfilter.untraining.optimiser import average_gradient, learning_rate, make_optimiser
 from wfilter.untraining.pairs import Pairs, refuse_one_class
-from wfilter.untraining.recipes import Auto, Seen
 from wfilter.untraining.reroute import PlainHead
 from wfilter.untraining.run import processes
 from wfilter.untraining.sample import Sample

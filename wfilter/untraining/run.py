@@ -17,10 +17,10 @@ from wfilter.core.outputs import logits_of
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
 from wfilter.metrics.features import penultimate_features
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
+from wfilter.untraining.objectives import Distill, Seen, Stepwise
 from wfilter.untraining.optimiser import average_gradient, learning_rate, make_optimiser
 from wfilter.untraining.pairs import Pairs, blend, refuse_one_class
 from wfilter.untraining.reading import refuse_several_labels, rows_of
-from wfilter.untraining.recipes import Distill, Seen, Stepwise
 from wfilter.untraining.start import prepare_alphas
 from wfilter.untraining.state import Keeper
 

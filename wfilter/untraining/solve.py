@@ -26,9 +26,9 @@ from wfilter.data.batches import Batches, InMemory
 from wfilter.untraining import fisher
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
 from wfilter.untraining.losses import forgotten
+from wfilter.untraining.objectives import Linear
 from wfilter.untraining.pairs import refuse_one_class
 from wfilter.untraining.reading import Read, all_images, refuse_several_labels, rows_of
-from wfilter.untraining.recipes import Linear
 from wfilter.untraining.start import prepare_alphas
 
 BATCH = 50

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from wfilter.untraining.recipes import Distill
+from wfilter.untraining.objectives import Distill
 
 EXPANSION = 4  # pairs of each image in a step
 MANY = 256  # classes, from which on rows are not learned in steps

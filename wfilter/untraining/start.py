@@ -7,7 +7,7 @@ import math
 import torch
 
 from wfilter.core.model import FilteredModel
-from wfilter.untraining.recipes import Linear, Stepwise
+from wfilter.untraining.objectives import Linear, Stepwise
 
 
 def prepare_alphas(wf: FilteredModel, recipe: Stepwise | Linear) -> None:

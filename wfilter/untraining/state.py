@@ -11,7 +11,7 @@ import torch
 
 from wfilter.files.checkpoint import digest_of, fingerprint, write_atomically
 from wfilter.untraining.history import Ended, History
-from wfilter.untraining.recipes import Recipe
+from wfilter.untraining.objectives import Recipe
 from wfilter.untraining.stored import recipe_from
 
 if TYPE_CHECKING:

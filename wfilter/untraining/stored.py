@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from wfilter.untraining.recipes import Auto, Distill, Linear, Paper, Recipe, Reroute
+from wfilter.untraining.objectives import Auto, Distill, Linear, Paper, Recipe, Reroute
 
 OBJECTIVES: dict[str, type[Recipe]] = {
     kind.objective: kind for kind in (Paper, Distill, Linear, Reroute, Auto)
