@@ -57,9 +57,9 @@ def new_alphas(targets: Sequence[Target], num_classes: int, init: float, like: T
     """Alphas ``(num_classes, total_units)``, all ``init``, where the parameter ``like`` is.
 
     Example:
-        >>> from wfilter.core.targets import find_targets
+        >>> from wfilter.core.targets import select_targets
         >>> layer = torch.nn.Linear(4, 3)
-        >>> new_alphas(find_targets(layer, "*"), 2, 3.0, layer.weight).shape
+        >>> new_alphas(select_targets(layer, "*"), 2, 3.0, layer.weight).shape
         torch.Size([2, 6])
     """
     units = sum(target.units for target in targets)
