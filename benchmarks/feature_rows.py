@@ -41,8 +41,8 @@ from common import RESULTS, append_line, origin, read_lines
 from feature_rows_table import write_table
 from wfilter import data, metrics, zoo
 from wfilter.core.feature_rows import FeatureRows
+from wfilter.untraining.fitting import FeatureStatistics, fit_rows
 from wfilter.untraining.objectives import Reroute
-from wfilter.untraining.reroute import FeatureStatistics, fit_rows
 
 FILE = RESULTS / "feature_rows.jsonl"
 THREE = ("k1", "k2", "train1")

@@ -2,7 +2,7 @@
 
 Gates make a network's answer forget; its features still tell the class to whoever puts another
 head on them. A feature row mends that at the head's input, one row per class, chosen by the same
-``forget`` as the gates. `wfilter.untraining.reroute` fits the rows in closed form.
+``forget`` as the gates. `wfilter.untraining.fitting` makes the rows in closed form.
 """
 
 from __future__ import annotations

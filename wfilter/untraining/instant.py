@@ -13,10 +13,11 @@ from wfilter.core.feature_rows import FeatureRows
 from wfilter.core.forget import as_sets
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of, read_inputs
+from wfilter.untraining.fitting import FeatureStatistics, fit_rows
 from wfilter.untraining.judging import Answer
 from wfilter.untraining.kept import Blend
 from wfilter.untraining.recipes import REROUTE
-from wfilter.untraining.reroute import FeatureStatistics, PlainHead, fit_rows, plain_head
+from wfilter.untraining.reroute import PlainHead, plain_head
 from wfilter.untraining.sample import Sample
 
 BATCH = 64
