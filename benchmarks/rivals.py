@@ -8,7 +8,7 @@ its learning rate serves, and where it does not chooses a tenth or ten times it.
 goes to ``OUT/rivals/cnn-mnist-s0-without3-salun.pt`` (read it with ``torch.load(...,
 weights_only=False)``: your own file), a JSON line to ``OUT/rivals.jsonl``. Methods and classes that
 have a line are not run again, so the same command goes on. ``--collect`` stores the lines and makes
-the table.
+the table. ``--bfloat16`` trains in half precision, and measures in float32.
 
 Test images only measure. Accuracies are of the whole training and test sets; the probe is a
 logistic regression on the features of 5,000 training images of all classes, read at the forgotten
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
     parser.add_argument("--out", type=Path, default=folder(), help="where the references are")
+    parser.add_argument("--bfloat16", action="store_true", help="train rivals in half precision")
     parser.add_argument("--collect", action="store_true", help="store the lines of --out, only")
     return parser.parse_args()
 
@@ -104,10 +106,14 @@ class Problem:
         if method == "retrained":
             return baselines.Rival(self.network(label), float("nan"))
         self.batches.epoch = 0  # the same order whatever ran before
-        return baselines.run(
-            self.original, label, self.batches,
-            methods=[method], held_out=self.held_out, seed=self.args.seed,
-        )[method]  # fmt: skip
+        # Closed forms multiply matrices of statistics, which half precision would ruin.
+        half = self.args.bfloat16 and "lr" in signature(baselines.METHODS[method]).parameters
+        # Weights change inside: cached copies of them would be stale after the first step.
+        with torch.autocast("cpu", torch.bfloat16, half, cache_enabled=False):
+            return baselines.run(
+                self.original, label, self.batches,
+                methods=[method], held_out=self.held_out, seed=self.args.seed,
+            )[method]  # fmt: skip
 
     def line(self, method: str, label: int) -> dict[str, Any]:
         rival = self.rival(method, label)
@@ -118,6 +124,7 @@ class Problem:
         tried = [{**vars(each), "score": each.score} for each in rival.tried]
         facts = {"benchmark": "rivals", "recipe": self.args.recipe, "seed": self.args.seed}
         facts |= {"method": method, "forget": label, "file": path.name, "lr": rival.lr}
+        facts |= {"bfloat16": self.args.bfloat16}
         seconds = None if rival.seconds != rival.seconds else round(rival.seconds, 2)
         return {**facts, "tried": tried, "seconds": seconds, **self.measure(rival.model, label),
                 **origin()}  # fmt: skip

@@ -1,3 +1,4 @@
+import functools
 import json
 import sys
 
@@ -52,3 +53,20 @@ def test_a_reference_that_is_lacking_is_asked_for_with_its_command(run):
 
 def test_the_script_runs_every_rival_that_there_is():
     assert {*rivals.METHODS} == {*rivals.baselines.METHODS}
+
+
+def test_half_precision_is_for_training_alone(run, tmp_path, monkeypatch):
+    precise = {}
+    for name in ("projection", "random_labels"):
+        original = rivals.baselines.METHODS[name]
+
+        @functools.wraps(original)
+        def watched(*args, _name=name, _original=original, **settings):
+            precise[_name] = not torch.is_autocast_enabled("cpu")
+            return _original(*args, **settings)
+
+        monkeypatch.setitem(rivals.baselines.METHODS, name, watched)
+    run("--bfloat16", "--classes", "3", "--methods", "projection", "random_labels")
+    assert precise == {"projection": True, "random_labels": False}
+    lines = [json.loads(line) for line in (tmp_path / "rivals.jsonl").read_text().splitlines()]
+    assert all(line["bfloat16"] and line["test_forget"] < 5 for line in lines)
