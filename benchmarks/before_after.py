@@ -1,11 +1,12 @@
-"""Two checkouts side by side: what a change does to eager forwards and to ``apply``.
+"""Two checkouts side by side: what a change does to eager forwards, steps and ``apply``.
 
     git worktree add ../before fbccfe6
     python benchmarks/before_after.py --before ../before
 
-Each round runs both in turn, in processes of their own with one thread. Forwards are ratios
-to the base model of the same process, ``apply`` in CPU seconds; medians over rounds, one line per
-network and checkout, added to ``results/before_after.jsonl``.
+Each round runs both in turn, in processes of their own with one thread. Forwards and steps of
+untraining are ratios to a forward of the base model in the same process, by CPU time, ``apply`` is
+in CPU seconds; medians over rounds, one line per network and checkout, added to
+``results/before_after.jsonl``.
 """
 
 from __future__ import annotations
@@ -57,6 +58,24 @@ def block():
         wf(x)
 
 
+class Stamped:
+    # One batch an epoch; the CPU time between two requests is that of a step.
+
+    def __init__(self):
+        self.stamps = []
+
+    def __iter__(self):
+        self.stamps.append(time.process_time())
+        return iter([(x, labels)])
+
+
+def step(recipe, count=7):
+    batches = Stamped()
+    wfilter.untrain(wf, batches, recipe=recipe, steps=count)
+    seconds = [b - a for a, b in zip(batches.stamps[1:], batches.stamps[2:])]  # the first warms up
+    return sorted(seconds)[len(seconds) // 2]
+
+
 with torch.no_grad():
     first = median(lambda: model(x))
     times = {
@@ -65,6 +84,9 @@ with torch.no_grad():
         "one class": median(lambda: wf(x, forget=3)),
         "forgetting": median(block),
     }
+if batch > 1:
+    times |= {f"step of {recipe}": step(recipe) for recipe in ("paper", "distill")}
+with torch.no_grad():
     base = (first + median(lambda: model(x))) / 2
 print(json.dumps({**{k: v / base for k, v in times.items()}, "apply seconds": applied}))
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from wfilter.files.checkpoint import digest_of, fingerprint, write_atomically
 from wfilter.untraining.history import Ended, History
@@ -49,7 +50,7 @@ class Keeper:
         for key, value in run.optimiser.state.get(run.wf.alphas, {}).items():
             tensors[f"optimiser.{key}"] = torch.as_tensor(value)
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        facts: dict[str, Any] = {
+        state: dict[str, Any] = {
             "model": self.model(run),
             "step": run.step,
             "total": run.total,
@@ -59,59 +60,73 @@ class Keeper:
             "bad": run.bad,
             "history": json.loads(run.history.to_json()),
         }
-        facts["digest"] = digest_of(facts, tensors)
+        state["digest"] = digest_of(state, tensors)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, save(tensors, metadata={"untrain": json.dumps(facts)}))
+        write_atomically(self.path, save(tensors, metadata={"untrain": json.dumps(state)}))
 
     def restore(self, run: Run | Rounds) -> None:
         """In place: put a run where its checkpoint left it; nothing to do without one."""
-        from safetensors import safe_open
-
         if not self.path.is_file():
             return
+        state, tensors = self._read()
+        self._refuse_other_run(state, run)
+        with torch.no_grad():
+            run.wf.alphas.copy_(tensors.pop("alphas"))
+        best = tensors.pop("best", None)
+        run.best = None if best is None else best.to(run.device)
+        run.more = _take(tensors, "more.")
+        of_optimiser = _take(tensors, "optimiser.")
+        if of_optimiser:
+            # torch's optimisers count their steps on the CPU, wherever the parameter is.
+            run.optimiser.state[run.wf.alphas] = {
+                k: v if k == "step" else v.to(run.device) for k, v in of_optimiser.items()
+            }
+        run.step, run.epoch, run.position = state["step"], state["epoch"], state["position"]
+        run.best_loss, run.bad = state["best_loss"], state["bad"]
+        run.history = History.from_dict(state["history"])
+        run.history.end(Ended.RUNNING, "")
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the file says of the run, and its tensors, refused where one byte is not ours."""
+        from safetensors import safe_open
+
         try:
             with safe_open(self.path, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})["untrain"])
+                state = json.loads((file.metadata() or {})["untrain"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if facts.pop("digest") != digest_of(facts, tensors):
+            if state.pop("digest") != digest_of(state, tensors):
                 raise ValueError("its digest does not match its content")
         except Exception as error:
             raise ValueError(
                 f"{self.path} is not a checkpoint of untrain ({error}). Delete it to start over."
             ) from None
-        history = facts["history"]
+        return state, tensors
+
+    def _refuse_other_run(self, state: dict[str, Any], run: Run | Rounds) -> None:
+        history = state["history"]
         if not _is_of(history["recipe"], run.recipe) or history["seed"] != run.seed:
             raise ValueError(
                 f"{self.path} belongs to another run: recipe or seed differ. Use the same "
                 "settings, or another checkpoint file."
             )
-        if facts["model"] != self.model(run):
+        if state["model"] != self.model(run):
             raise ValueError(
                 f"{self.path} belongs to another model: base model, targets or class names differ. "
                 "Use the same ones, or another checkpoint file."
             )
-        total = facts.get("total", run.total)
+        total = state.get("total", run.total)
         if run.length_matters and total != run.total:
             raise ValueError(
                 f"{self.path} belongs to a run of {total} steps,\nthis one has {run.total}: the "
                 "learning rate would not be that of either. Use the same number of steps, or "
                 "another checkpoint file."
             )
-        with torch.no_grad():
-            run.wf.alphas.copy_(tensors.pop("alphas"))
-        best = tensors.pop("best", None)
-        run.best = None if best is None else best.to(run.device)
-        run.more = {
-            k.removeprefix("more."): tensors.pop(k) for k in list(tensors) if k[:5] == "more."
-        }
-        state = {name.removeprefix("optimiser."): value for name, value in tensors.items()}
-        if state:
-            on_device = {k: v if k == "step" else v.to(run.device) for k, v in state.items()}
-            run.optimiser.state[run.wf.alphas] = on_device
-        run.step, run.epoch, run.position = facts["step"], facts["epoch"], facts["position"]
-        run.best_loss, run.bad = facts["best_loss"], facts["bad"]
-        run.history = History.from_dict(history)
-        run.history.end(Ended.RUNNING, "")
+
+
+def _take(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """In place: move out the tensors whose names begin with ``prefix``, named without it."""
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
 def _is_of(stored: dict[str, Any], recipe: Recipe) -> bool:
