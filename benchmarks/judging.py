@@ -13,24 +13,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import auto
 import wfilter
 from common import RESULTS, append_line, origin, read_lines
+from problems import SMALL, Small, targets_of, trained
 from wfilter import data, zoo
 from wfilter.untraining.recipes import AUTO
 
 FILE = RESULTS / "judging.jsonl"
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "cnn-digits": auto.plain_cnn,
-    "mlp-digits": auto.mlp,
-    "vgg-digits": lambda: zoo.create("cnn-digits"),
-    "vit-digits": lambda: zoo.create("vit-digits"),
+NETWORKS = {
+    **{name: SMALL[name] for name in ("cnn-digits", "mlp-digits", "vit-digits")},
+    "vgg-digits": Small(lambda: zoo.create("cnn-digits")),
 }
 RUNS = (("soft 1", 40), ("soft 1", 120), ("hard 1", 120))
 SHARES = (0.0, 0.2, 0.3, 0.4, 0.5)
@@ -56,8 +53,8 @@ def run(name: str, stages: str, steps: int) -> dict[str, Any]:
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(5))
     seen, new = train.take(order[:1000]), train.take(order[1000:])
     images, labels = seen.batch(torch.arange(len(seen)))
-    model = auto.trained(NETWORKS[name], seen, auto.EPOCHS.get(name, 15), 0)
-    targets = auto.targets_of(model, images[:1])
+    model = trained(NETWORKS[name], seen, 0)
+    targets = targets_of(model)
     wf = wfilter.apply_weight_filtering(model, targets=targets, example_input=images[:1])
     recipe = dataclasses.replace(AUTO, stages=stages, steps=steps)
     wfilter.untrain(wf, wfilter.InMemory(images, labels), recipe=recipe, progress=False)

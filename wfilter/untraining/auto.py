@@ -42,6 +42,7 @@ class AutoRun(Rounds):
         self.sample = take_sample(
             self.wf, self.train, self.val, per_class, self.recipe.held_out, self.seed
         )
+        self.history.images = len(self.sample)
         self.head, reason = place_for_rows(self.wf, self.sample)
         known = list(self.history.choices)  # of a run that is resumed
         self.history.choices.clear()

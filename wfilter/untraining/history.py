@@ -55,6 +55,7 @@ class History:
         rows: Of each class: what its row keeps of the others, what is known of it, and what the
             base model knows of the others, on images that no step has seen.
         verdict: Whether every row met the bar, or which did not and what to try, in one line.
+        images: How many images ``recipe="auto"`` looked at, those it judged by included.
     """
 
     recipe: dict[str, object]
@@ -67,6 +68,7 @@ class History:
     fixed: dict[str, object] = field(default_factory=dict)
     rows: dict[int, tuple[float, float, float]] = field(default_factory=dict)
     verdict: str = ""
+    images: int = 0
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> History:
