@@ -62,21 +62,21 @@ def multiply_adds(model: nn.Module, x: Tensor) -> int:
 
 @torch.no_grad()
 def interleaved(models: dict[str, Callable[[Tensor], Any]], x: Tensor, rounds: int) -> dict:
-    """Median milliseconds of each, taken in turn so that a busy machine slows all alike."""
+    """Median CPU milliseconds of each, taken in turn so that a busy machine slows all alike."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds + 2):
         for name, model in models.items():
-            start = time.perf_counter()
+            start = time.process_time()
             model(x)
-            times[name].append(1000 * (time.perf_counter() - start))
+            times[name].append(1000 * (time.process_time() - start))
     return {name: round(statistics.median(t[2:]), 3) for name, t in times.items()}
 
 
 def compare(whole: nn.Module, x: Tensor, rounds: int, compiled: bool = False) -> dict[str, Any]:
     """Prune, and what that brought."""
-    start = time.perf_counter()
+    start = time.process_time()
     result = wfilter.prune(whole, x)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     with torch.no_grad():
         before, after = whole(x), result.model(x)
     scale = float(before.abs().max())
