@@ -1,6 +1,8 @@
 """What a baked model still holds: nothing of weights under closed gates, nothing of other rows."""
 
+import pickle
 import struct
+import zipfile
 
 import pytest
 import torch
@@ -61,12 +63,18 @@ def forms(number: float):
 
 
 EXAMPLE = images(1, 1, 8, 8, dtype=torch.float32)
-GRAPHS = ("wfilter bake .pt2", "wfilter bake .onnx")
-WHOLE = ("torch.save", "safetensors", "wfilter bake .safetensors", *GRAPHS)
-PRUNED = ("torch.save pruned", *(f"{name} --prune" for name in WHOLE[2:]))
+BAKES = tuple(f"wfilter bake {suffix}" for suffix in baking.FORMATS)  # a new format is tested too
+WHOLE = ("pickle", "torch.save", "safetensors", *BAKES, "machine code")
+PRUNED = tuple(f"{name}, pruned" for name in WHOLE)
+GRAPHS = (".pt2", ".onnx", "machine code")
 
 
-@pytest.fixture(params=[*WHOLE, *PRUNED])
+def slow(name: str):
+    """Compiling takes half a minute."""
+    return pytest.param(name, marks=pytest.mark.slow) if "machine code" in name else name
+
+
+@pytest.fixture(params=map(slow, WHOLE + PRUNED))
 def written(request) -> str:
     """One way in which a baked model gets into a file."""
     return request.param
@@ -74,25 +82,40 @@ def written(request) -> str:
 
 @pytest.fixture
 def content(written, wf, tmp_path) -> bytes:
-    """The bytes of that file; graphs are archives, whose parts are not compressed."""
-    pruned = written.endswith(("--prune", "pruned"))
-    if written.startswith("wfilter bake"):
-        path = tmp_path / f"baked{written.split()[2]}"
-        baking.bake(wf, {FORGET}, path, pruned=pruned, example_input=EXAMPLE)
-    elif written == "safetensors":
-        save_file(wf.bake(FORGET).state_dict(), path := tmp_path / "baked.safetensors")
+    """The bytes of that file."""
+    name, _, pruned = written.partition(", ")
+    if name.startswith("wfilter bake"):
+        path = tmp_path / f"baked{name.split()[2]}"
+        baking.bake(wf, {FORGET}, path, pruned=bool(pruned), example_input=EXAMPLE)
+        return unpacked(path)
+    model = wf.bake(FORGET, prune=bool(pruned), example_input=EXAMPLE)
+    path = tmp_path / "baked.pt2"
+    if name == "machine code":
+        wfilter.export(model, path, example_input=EXAMPLE, aoti=True)
+    elif name == "safetensors":
+        save_file(model.state_dict(), path)
+    elif name == "pickle":
+        path.write_bytes(pickle.dumps(model))
     else:
-        model = wf.bake(FORGET, prune=pruned, example_input=EXAMPLE)
-        torch.save(model, path := tmp_path / "baked.pt")
-    return path.read_bytes()
+        torch.save(model, path)
+    return unpacked(path)
+
+
+def unpacked(path) -> bytes:
+    """What a file holds: an archive's parts, which might be compressed, else its bytes."""
+    if not zipfile.is_zipfile(path):
+        return path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return path.read_bytes() + b"".join(map(archive.read, archive.namelist()))
 
 
 def test_weights_under_closed_gates_are_in_no_byte_of_the_file(wf, written, content):
     gone, kept = split(wf)
     assert len(gone) > 100
     there = found(kept, content)  # the search does find what is there
-    # Pruning drops open weights too, and the ONNX exporter folds BatchNorm into others.
-    assert there > 100 if "prune" in written or "onnx" in written else there == len(kept)
+    # Pruning drops open weights too; ONNX and machine code fold BatchNorm into others.
+    changed = any(word in written for word in ("pruned", "onnx", "machine code"))
+    assert there > 100 if changed else there == len(kept)
     assert found(gone, content) == 0
 
 
@@ -159,7 +182,9 @@ def test_gates_that_are_not_exact_leave_a_trace_and_snapping_removes_it(wf):
     assert torch.equal(snapped[0].weight[~closed], base[~closed])
 
 
-def test_the_filters_file_holds_no_base_weights(wf, tmp_path):
-    content = wf.save(tmp_path / "filters.safetensors").read_bytes()
+def test_the_filters_file_and_its_card_hold_no_base_weights(wf, tmp_path):
+    wf.save(tmp_path / "filters")
+    files = sorted(path for path in (tmp_path / "filters").iterdir())
+    assert [path.name for path in files] == ["README.md", "filters.safetensors"]
     gone, kept = split(wf)
-    assert found(gone + kept, content) == 0
+    assert found(gone + kept, b"".join(path.read_bytes() for path in files)) == 0

@@ -56,6 +56,35 @@ def test_a_bias_that_took_up_constants_is_rebuilt_too(tmp_path):
     close(wfilter.load_pruned(path, make())(x), model(x), 1e-5)
 
 
+def test_feature_rows_that_were_baked_in_are_rebuilt_too(tmp_path):
+    torch.manual_seed(0)
+    base = close_rows(wfilter.zoo.create("cnn-digits")).eval()
+    wf = wfilter.apply_weight_filtering(base, example_input=torch.zeros(1, 1, 8, 8))
+    x = images(200, 1, 8, 8, dtype=torch.float32)
+    wfilter.untrain(wf, wfilter.InMemory(x, torch.arange(200) % 10), recipe="reroute")
+    pruned = wfilter.prune(wf.bake(3), x[:1])
+    path = wfilter.save_pruned(pruned, tmp_path / "a.safetensors", "wfilter:cnn-digits")
+    again = wfilter.load_pruned(path)
+    assert torch.equal(again(x), pruned.model(x))
+    assert str(again) == str(pruned.model)
+
+
+@pytest.mark.parametrize("name", ["resnetv2_50x1_bit", "nf_resnet26"])
+def test_standardised_convolutions_are_rebuilt_as_the_plain_ones_they_became(name, tmp_path):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    x = images(2, 3, 64, 64, dtype=torch.float32)
+    wf = wfilter.apply_weight_filtering(
+        timm.create_model(name, num_classes=10).eval(), 10, example_input=x[:1]
+    )
+    with torch.no_grad():
+        closed = torch.rand(wf.alphas.shape) < 0.3
+        wf.alphas.copy_(torch.where(closed, -1000.0, 0.5))
+    pruned = wfilter.prune(wf.bake(1), x[:1])
+    path = wfilter.save_pruned(pruned, tmp_path / "a.safetensors", f"timm:{name}", 10)
+    assert torch.equal(wfilter.load_pruned(path)(x), pruned.model(x))
+
+
 def test_another_architecture_is_refused(pruned, tmp_path):
     path = wfilter.save_pruned(pruned, tmp_path / "a.safetensors", "wfilter:cnn-digits")
     with pytest.raises(ValueError, match="does not fit Sequential"):

@@ -34,14 +34,19 @@ class SnapEffect:
 
 
 def plain_copy(base: nn.Module) -> nn.Module:
-    """An independent copy without any trace of filtering; standardised convolutions become plain.
-
-    Only there can a gate act on the weight itself: before standardisation it would cancel out.
-    """
+    """An independent copy without a trace of filtering; standardised convolutions become plain."""
     model = copy.deepcopy(base)
     if is_marked(model):
         unmark(model)
     strip_methods(model)
+    return make_plain(model)
+
+
+def make_plain(model: nn.Module) -> nn.Module:
+    """In place: plain convolutions instead of standardised ones, with the weights that these use.
+
+    Only there can a gate act on the weight itself: before standardisation it would cancel out.
+    """
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Conv2d) and is_standardised(module):
             parent, _, name = path.rpartition(".")

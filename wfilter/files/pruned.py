@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from wfilter.core.bake import make_plain, plain_copy
 from wfilter.core.cutting import replace_tensor
 from wfilter.core.prune import Pruned
 from wfilter.data import zoo
@@ -43,7 +44,7 @@ def save_pruned(
         raise ValueError(f"{path} must end in .safetensors.")
     tensors = {
         name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in pruned.model.state_dict().items()
+        for name, tensor in plain_copy(pruned.model).state_dict().items()
     }
     header = {
         "architecture": architecture,
@@ -109,6 +110,8 @@ def _fit(
     model: nn.Module, attributes: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path
 ) -> None:
     """In place: room for the tensors of a file, and layers that know their new widths."""
+    make_plain(model)
+    _split_head(model, tensors)
     here = model.state_dict(keep_vars=True)
     missing = sorted(set(here) - set(tensors))
     extra = sorted(n for n in set(tensors) - set(here) if n.rpartition(".")[2] != "bias")
@@ -127,3 +130,15 @@ def _fit(
         module = model.get_submodule(name)
         for key, value in changed.items():
             setattr(module, key, int(value))
+
+
+def _split_head(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """In place: two linear layers where a file has them, because feature rows were baked in."""
+    for path, module in list(model.named_modules()):
+        names = {f"{path}.0.weight", f"{path}.1.weight"}
+        if path and isinstance(module, nn.Linear) and names <= set(tensors):
+            width = module.in_features
+            head = nn.Linear(width, module.out_features)
+            layers = nn.Sequential(nn.Linear(width, width), head).to(module.weight)
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, layers)
