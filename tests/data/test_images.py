@@ -214,3 +214,10 @@ def test_batches_of_no_images_and_fractions_beyond_1_are_refused():
         data.batches(make_set(), 0)
     with pytest.raises(ValueError, match=r"fraction=1.5 is outside 0\.\.1"):
         data.hold_out(make_set(), 1.5)
+
+
+def test_old_name_of_image_batches_still_works_with_a_warning():
+    from wfilter import data
+
+    with pytest.warns(DeprecationWarning, match="ImageBatches"):
+        assert data.Batches is data.ImageBatches

@@ -36,7 +36,7 @@ from wfilter.baselines.salun import salun
 from wfilter.baselines.scrub import scrub
 from wfilter.baselines.ssd import ssd
 from wfilter.baselines.tuning import Rival, Tried, run_method
-from wfilter.data.running import Batches
+from wfilter.data.batches import Batches
 
 METHODS: Mapping[str, Callable[..., nn.Module]] = {
     "original": original,

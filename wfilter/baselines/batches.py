@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wfilter.data.batches import labelled
-from wfilter.data.running import Batches, collect_logits, device_of
+from wfilter.data.batches import Batches, labelled
+from wfilter.data.running import collect_logits, device_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from wfilter.baselines.batches import Task
 from wfilter.baselines.finetune import finetune, repeat, sgd
 from wfilter.core.mask import Mask
-from wfilter.data.running import Batches, seeded
+from wfilter.data.batches import Batches
+from wfilter.data.running import seeded
 
 
 def delete(

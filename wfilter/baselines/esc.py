@@ -8,7 +8,7 @@ from torch import nn
 from wfilter.baselines.batches import Task
 from wfilter.baselines.edits import edited, linear_head
 from wfilter.baselines.projection import Projection
-from wfilter.data.running import Batches
+from wfilter.data.batches import Batches
 from wfilter.metrics.features import collect_features
 
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.finetune import cross_entropy, finetune, repeat, sgd
-from wfilter.data.running import Batches, seeded
+from wfilter.data.batches import Batches
+from wfilter.data.running import seeded
 
 
 def fine_tuning(

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.finetune import finetune, sgd
-from wfilter.data.running import Batches, seeded
+from wfilter.data.batches import Batches
+from wfilter.data.running import seeded
 
 
 def l1_sparse(

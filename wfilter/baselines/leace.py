@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.edits import edited
-from wfilter.data.running import Batches
+from wfilter.data.batches import Batches
 from wfilter.metrics.features import collect_features
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from wfilter.baselines.batches import Task
 from wfilter.core.mask import Mask
-from wfilter.data.running import Batches
+from wfilter.data.batches import Batches
 
 
 def logit_mask(model: nn.Module, forget: int | Sequence[int], train: Batches) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from wfilter.baselines.batches import Task
-from wfilter.data.running import Batches
+from wfilter.data.batches import Batches
 
 
 def original(model: nn.Module, forget: int | Sequence[int], train: Batches) -> nn.Module:

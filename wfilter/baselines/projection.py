@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from wfilter.baselines.batches import Task
 from wfilter.baselines.edits import edited, linear_head
-from wfilter.data.running import Batches
+from wfilter.data.batches import Batches
 
 
 class Projection(nn.Module):

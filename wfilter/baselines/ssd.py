@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wfilter.baselines.batches import Task
-from wfilter.data.running import Batches, seeded
+from wfilter.data.batches import Batches
+from wfilter.data.running import seeded
 
 
 def ssd(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from wfilter.data.running import Batches, collect_logits
+from wfilter.data.batches import Batches
+from wfilter.data.running import collect_logits
 from wfilter.metrics import set_accuracies
 
 FACTORS = (1.0, 0.1, 10.0)

@@ -100,7 +100,7 @@ def train_original(
     return model.eval()
 
 
-def _fit(model: nn.Module, batches: data.Batches, epochs: int | None, name: str) -> None:
+def _fit(model: nn.Module, batches: data.ImageBatches, epochs: int | None, name: str) -> None:
     """In place: one cycle of AdamW."""
     passes = EPOCHS.get(name, 12) if epochs is None else epochs
     rate = 4e-3 if name.startswith("vit") else 3e-3

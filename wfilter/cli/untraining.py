@@ -19,7 +19,7 @@ from wfilter.cli.jobs import Job
 from wfilter.core.attach import apply_weight_filtering
 from wfilter.core.model import FilteredModel
 from wfilter.data.batches import InMemory
-from wfilter.data.images import Batches, ImageSet
+from wfilter.data.images import ImageBatches, ImageSet
 from wfilter.files import card
 from wfilter.untraining.history import Ended, History, training_figures
 from wfilter.untraining.loop import untrain
@@ -149,7 +149,7 @@ def attach(job: Job, dataset: ImageSet, **options: Any) -> FilteredModel:
     )
 
 
-def in_memory(dataset: ImageSet, batch_size: int, shift: int) -> InMemory | Batches:
+def in_memory(dataset: ImageSet, batch_size: int, shift: int) -> InMemory | ImageBatches:
     """The dataset as `untrain` reads it fastest: tensors where they fit, batches elsewhere."""
     augment = partial(half_shifted, pad=shift) if shift else None
     channels, height, width = dataset.image_shape

@@ -1,9 +1,12 @@
 """Images, batches and models by name."""
 
+import warnings
+from typing import Any
+
 from wfilter.data.batches import InMemory
 from wfilter.data.images import (
     Augment,
-    Batches,
+    ImageBatches,
     ImageSet,
     batches,
     hold_out,
@@ -13,7 +16,7 @@ from wfilter.data.images import (
 
 __all__ = [
     "Augment",
-    "Batches",
+    "ImageBatches",
     "ImageSet",
     "InMemory",
     "batches",
@@ -21,3 +24,11 @@ __all__ = [
     "load",
     "shift_and_flip",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The old name of `ImageBatches`."""
+    if name == "Batches":
+        warnings.warn("data.Batches is now data.ImageBatches.", DeprecationWarning, stacklevel=2)
+        return ImageBatches
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset
 from wfilter.data.checks import check_labels
 from wfilter.data.images import Augment
 
+# Anything that gives batches each time it is looped over: pairs (images, labels), dicts or images
+# alone; `read_batches` and `labelled_batches` read them.
 Batches = Iterable[Any]
 
 

@@ -90,7 +90,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
 
 
 @dataclass
-class Batches:
+class ImageBatches:
     """Batches of an `ImageSet`, one pass for each ``for`` loop; made by `batches`.
 
     ``epoch`` counts the passes begun and, with the seed, fixes order and augmentation: a resumed
@@ -127,7 +127,7 @@ def batches(
     seed: int = 0,
     drop_last: bool = False,
     augment: Augment | None = None,
-) -> Batches:
+) -> ImageBatches:
     """Batches of ``(images, labels)`` to loop over as often as you like.
 
     Without ``shuffle`` every pass is the same. With it each pass has its own order, and a second
@@ -148,7 +148,7 @@ def batches(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} is not a number of images: pass 1 or more.")
-    return Batches(dataset, batch_size, shuffle, seed, drop_last, augment)
+    return ImageBatches(dataset, batch_size, shuffle, seed, drop_last, augment)
 
 
 def shift_and_flip(

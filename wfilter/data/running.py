@@ -1,6 +1,6 @@
 """Run a model over batches without leaving a trace: mode, random state and gradients."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeAlias
@@ -8,13 +8,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from wfilter.data.batches import labelled_batches
+from wfilter.data.batches import Batches, labelled_batches
 
 Forward: TypeAlias = Callable[[Tensor], Tensor]
 """Anything that turns images into logits: a module, or a function around one."""
-
-Batches: TypeAlias = Iterable[Sequence[Tensor]]
-"""Batches of (images, labels), as a DataLoader or a list gives them."""
 
 
 @contextmanager

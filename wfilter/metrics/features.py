@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from wfilter.core import head as heads
 from wfilter.core.outputs import Inputs
-from wfilter.data.batches import labelled_batches
-from wfilter.data.running import Batches, Forward, device_of, evaluating
+from wfilter.data.batches import Batches, labelled_batches
+from wfilter.data.running import Forward, device_of, evaluating
 
 
 def find_head(model: nn.Module) -> nn.Module:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from wfilter.data.batches import labelled
-from wfilter.data.running import Batches, Forward, collect_logits, device_of, evaluating, seeded
+from wfilter.data.batches import Batches, labelled
+from wfilter.data.running import Forward, collect_logits, device_of, evaluating, seeded
 from wfilter.metrics.cells import Column
 from wfilter.metrics.method import PAIRS, Method
 from wfilter.metrics.problem import Problem

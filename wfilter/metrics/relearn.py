@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from wfilter.core.gates import HARD
 from wfilter.core.model import FilteredModel
-from wfilter.data.batches import labelled
+from wfilter.data.batches import Batches, labelled
 from wfilter.data.running import (
-    Batches,
     Forward,
     collect_logits,
     device_of,

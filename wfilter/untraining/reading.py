@@ -75,7 +75,7 @@ def all_images(
     train: Batches | InMemory, seed: int
 ) -> tuple[Read, int, Tensor | None, image_data.Augment | None]:
     """How to get at images by their index, how many there are, their labels and augmentation."""
-    if isinstance(train, image_data.Batches):  # the images themselves, in their own order
+    if isinstance(train, image_data.ImageBatches):  # the images themselves, in their own order
         whole = train.dataset
         return lambda index: whole.batch(index)[0], len(whole), whole.labels, train.augment
     if not isinstance(train, InMemory):

@@ -140,7 +140,7 @@ class Run:
                     yield data.images[index], _take(data.labels, index), index
             return
         torch.manual_seed(self.seed * 1_000_003 + self.epoch)  # loaders shuffle by the global RNG
-        if isinstance(data, wfilter_data.Batches):  # these by their own seed and epoch
+        if isinstance(data, wfilter_data.ImageBatches):  # these by their own seed and epoch
             data.epoch = self.epoch
         for number, batch in enumerate(read_batches(data)):
             if number >= self.position:

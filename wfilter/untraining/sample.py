@@ -70,7 +70,7 @@ def _some(
     seed: int,
     generator: torch.Generator,
 ) -> tuple[Read, Tensor, Tensor | None]:
-    if isinstance(data, InMemory | image_data.Batches):
+    if isinstance(data, InMemory | image_data.ImageBatches):
         pick, count, labels, augment = all_images(data, seed)
         rows = _rows(wf, pick, count, labels, generator)
         chosen = _first_of_each(torch.randperm(count, generator=generator), rows, per_class)
