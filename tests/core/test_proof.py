@@ -280,7 +280,7 @@ def test_state_is_put_back_after_an_error():
     assert_same_state(model, before)
 
 
-# ---- axes, standardisation, what vmap cannot run ------------------------------------------------
+# ---- axes, what vmap cannot run ------------------------------------------------
 
 
 def test_a_linear_function_with_a_vector_is_right(x):
@@ -315,23 +315,6 @@ def test_outputs_whose_batch_is_not_first_keep_their_shape_on_every_path(x):
         assert output["hidden"].shape == (5, 6)
         alone = [wf(image[None], forget=row[None])["hidden"] for image, row in zip(x, LABELS)]
         close(output["hidden"], torch.cat(alone, 1))
-
-
-class Standardised(nn.Conv2d):
-    """Somebody's own weight standardisation."""
-
-    def forward(self, x):
-        assert self.weight.dtype == x.dtype
-        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        return F.conv2d(x, weight / weight.std((1, 2, 3), keepdim=True), self.bias)
-
-
-def test_a_weight_that_the_model_standardises_is_refused(x):
-    model = Net(lambda m, x: m.body(x))
-    model.conv = Standardised(3, 6, 3)
-    with pytest.raises(ValueError, match=r"conv\.weight is rescaled by the model before use"):
-        apply(randomise(model), x)
-    apply(model, x, targets=["conv.bias", "inner.*"])
 
 
 class Recurrent(nn.Module):

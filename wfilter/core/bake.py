@@ -16,7 +16,8 @@ from wfilter.core.forget import Rows, as_sets
 from wfilter.core.forgetting import strip_methods
 from wfilter.core.gates import ByTarget
 from wfilter.core.outputs import logits_of
-from wfilter.core.targets import Target, is_standardised
+from wfilter.core.standardised import effective_weight, is_standardised, pads_like_timm
+from wfilter.core.targets import Target
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
@@ -85,7 +86,7 @@ def _plain_convolution(module: nn.Conv2d) -> nn.Module:
     """A plain convolution that uses a standardised convolution's effective weight."""
     weight = effective_weight(module)
     cls: type[nn.Conv2d] = nn.Conv2d
-    if any(t.__name__.endswith("Same") for t in type(module).__mro__):
+    if pads_like_timm(module):
         from timm.layers.conv2d_same import Conv2dSame
 
         cls = Conv2dSame
@@ -105,22 +106,6 @@ def _plain_convolution(module: nn.Conv2d) -> nn.Module:
             plain.bias.copy_(module.bias)
     plain.weight.requires_grad_(module.weight.requires_grad)
     return plain.train(module.training)
-
-
-def effective_weight(module: nn.Conv2d) -> Tensor:
-    """The weight a standardised convolution convolves with, read off one call of it."""
-    seen: list[Tensor] = []
-
-    class Catch(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            if func is torch.conv2d:
-                seen.append(args[1])
-            return func(*args, **(kwargs or {}))
-
-    edge = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size)]
-    with torch.no_grad(), Catch():
-        module(module.weight.new_zeros(1, module.in_channels, *edge))
-    return seen[-1].detach()
 
 
 def snapped(gates: Tensor, snap: float) -> Tensor:

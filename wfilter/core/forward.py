@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from wfilter.core.forget import Forget, Rows, as_sets, read_forget
 from wfilter.core.forgetting import innermost, is_any_open, running
 from wfilter.core.gates import traced
-from wfilter.core.outputs import Inputs
+from wfilter.core.outputs import Inputs, take_apart
 from wfilter.core.paths import gate_mode, head_mode, plain_features, run_path
 from wfilter.core.refusals import check_base, check_values, refuse_recomputation, refuse_training
 
@@ -121,7 +121,9 @@ def run_part(
     gates, sets = gates_and_sets(wf, rows, 1)
     with ExitStack() as stack:
         stack.enter_context(running())
-        stack.enter_context(gate_mode(wf, wf.known.latest, gates))
+        given = take_apart((args, kwargs))[0]
+        wanted = any(tensor.requires_grad for tensor in given)
+        stack.enter_context(gate_mode(wf, wf.known.latest, gates, differentiated=wanted))
         if wf.feature_rows is not None:
             stack.enter_context(head_mode(wf, wf.feature_rows.head_of(wf.base), sets))
         return method(module, *args, **kwargs)

@@ -18,7 +18,7 @@ from wfilter.core.marking import InspectMode, MarkMode
 from wfilter.core.outputs import Inputs, batch_axes, logits_of, take_apart
 from wfilter.core.rules import Site
 from wfilter.core.state import kept
-from wfilter.core.targets import Target, is_standardised
+from wfilter.core.targets import Target
 
 # Prime, so that few axes divide by it; sample 1 is not in its middle, so that a flip shows.
 MARKED_BATCH = 5
@@ -164,8 +164,7 @@ def find_sites(
         path, name = target.owners[0]
         module = model.get_submodule(path)
         span = where[target.name]
-        standardised = is_standardised(module) and name == "weight"
-        site = Site(index, span.start, span.stop, None, standardised, target.unit_axis)
+        site = Site(index, span.start, span.stop, None, target.standardised, target.unit_axis)
         if findings is not None:
             if findings[index].by != "output":
                 continue

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wfilter.core.gates import made_once, traced
 from wfilter.core.layouts import Layout, place, unfold
+from wfilter.core.recomputing import Recomputation
 from wfilter.core.rules import RULES, Function, InterceptMode, Site
 
 
@@ -17,7 +18,7 @@ class GateMode(InterceptMode):
 
     ``weights`` are targets that no rule covers, as index and gated tensor, by the identity of the
     original: every function gets them in its place. The model itself is not touched, so threads can
-    share it.
+    share it. ``differentiated`` says whether the call's inputs want gradients.
     """
 
     def __init__(
@@ -26,6 +27,8 @@ class GateMode(InterceptMode):
         gates: Tensor,
         weights: dict[int, tuple[int, Tensor]] | None = None,
         replicas: int = 1,
+        *,
+        differentiated: bool = False,
     ):
         super().__init__(sites)
         self.gates = gates
@@ -35,6 +38,7 @@ class GateMode(InterceptMode):
         self._tables: dict[object, Tensor] = {}
         self._compiling = traced(gates)
         self._tracked = self._compiling or _is_tracked(gates)
+        self._recomputation = Recomputation(differentiated or gates.requires_grad)
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
@@ -59,15 +63,10 @@ class GateMode(InterceptMode):
         return weight
 
     def _note(self, index: int) -> None:
-        """Remember that a target was gated; refuse where its gradient would get lost."""
+        """Remember that a target was gated; refuse where a gradient would be wrong."""
         if not torch.compiler.is_dynamo_compiling():  # asked now: the base model may be compiled
             self.acted.add(index)
-        if self.gates.requires_grad and not torch.is_grad_enabled():
-            raise RuntimeError(
-                "a filtered layer runs without gradients inside a forward that needs them, as "
-                "gradient checkpointing with use_reentrant=True does: its alphas would get none. "
-                "Turn that off, or call the model under torch.no_grad()."
-            )
+        self._recomputation.refuse()
 
     def idle(self) -> list[int]:
         """Indices of the targets that nothing has used so far."""

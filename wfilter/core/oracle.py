@@ -19,7 +19,7 @@ from wfilter.core.bake import plain_copy
 from wfilter.core.forget import Forget, as_sets, check_per_sample, per_sample, read_forget
 from wfilter.core.gates import ByTarget
 from wfilter.core.outputs import Inputs, join, read_inputs, take_apart
-from wfilter.core.targets import is_standardised
+from wfilter.core.standardised import is_standardised
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel

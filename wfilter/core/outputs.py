@@ -51,6 +51,12 @@ class Inputs(NamedTuple):
         return {k: v for k, v in named if isinstance(v, Tensor) and v.shape[:1] == self.shape}
 
     @property
+    def need_gradients(self) -> bool:
+        """Whether a gradient of any of them is wanted."""
+        others = (v for v in self.others.values() if isinstance(v, Tensor))
+        return self.images.requires_grad or any(v.requires_grad for v in others)
+
+    @property
     def shape(self) -> torch.Size:
         """``(batch,)``."""
         return self.images.shape[:1]

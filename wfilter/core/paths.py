@@ -119,7 +119,7 @@ def _run(
     replicas: int = 1,
 ) -> Any:
     """The base model, gated at outputs where a rule covers the target, at weights elsewhere."""
-    mode = gate_mode(wf, inspection, gates, replicas)
+    mode = gate_mode(wf, inspection, gates, replicas, differentiated=inputs.need_gradients)
     if not features and sets is None:
         with one_graph(), _passing_entries(), mode:
             output = inputs.run(wf.base)
@@ -145,7 +145,12 @@ def _passing_entries() -> AbstractContextManager[None]:
 
 
 def gate_mode(
-    wf: FilteredModel, inspection: Inspection, gates: Tensor, replicas: int = 1
+    wf: FilteredModel,
+    inspection: Inspection,
+    gates: Tensor,
+    replicas: int = 1,
+    *,
+    differentiated: bool = False,
 ) -> GateMode:
     """The mode that gates the base model; enter it around a forward of it or of a part."""
     findings, pinned = inspection.findings, wf.pins.indices
@@ -157,7 +162,8 @@ def gate_mode(
                 weight = parameter_of(wf.base, target)
                 gate = target.spread(by_target[target.name]).to(weight.dtype)
                 weights[id(weight)] = index, weight * gate
-    return GateMode(_sites(wf, inspection), gates, weights, replicas)
+    sites = _sites(wf, inspection)
+    return GateMode(sites, gates, weights, replicas, differentiated=differentiated)
 
 
 def _sites(wf: FilteredModel, inspection: Inspection) -> dict[int, Site]:

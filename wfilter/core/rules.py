@@ -8,7 +8,7 @@ identity, so it does not matter whether the model calls the module or reads its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,7 +60,7 @@ class LinearInWeight:
         bias = None if self.bias is None else _argument(args, kwargs, self.bias)
         if mode.inspecting:
             mode.unknown_use(function, self._others(args, kwargs))
-        elif mode.pending is None and id(weight) not in mode.sites and id(bias) not in mode.sites:
+        elif not mode.derived and id(weight) not in mode.sites and id(bias) not in mode.sites:
             return function(*args, **kwargs)
         site, bias_site = mode.site(weight), mode.site(bias)
         if site is not None and site.unit_axis != self.weight_axis:
@@ -203,8 +203,8 @@ def register(
 class InterceptMode(TorchFunctionMode):
     """Send calls of the functions in ``RULES`` through their rule.
 
-    A standardised convolution turns its weight into another tensor first; ``pending`` carries the
-    target from that moment to the convolution that follows.
+    A standardised convolution turns its weight into another tensor first; ``derived`` are the
+    tensors made of such weights, so that the convolution is known which takes one of them.
     """
 
     inspecting = False
@@ -212,7 +212,7 @@ class InterceptMode(TorchFunctionMode):
     def __init__(self, sites: dict[int, Site]):
         super().__init__()
         self.sites = sites
-        self.pending: tuple[Site, torch.Size] | None = None
+        self.derived: list[tuple[Site, torch.Size, Tensor]] = []
         self.watches = any(site.standardised for site in sites.values())
 
     def __torch_function__(
@@ -220,13 +220,28 @@ class InterceptMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         rule = RULES.get(func)
-        if rule is not None and not (self.watches and func is F.batch_norm):
+        if not self.watches and rule is None:
+            return self.other(func, args, kwargs)
+        if not self.watches:
+            return rule(self, func, args, kwargs)  # type: ignore[misc]
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if rule is not None and self._source(given[:1]) is None:
             return rule(self, func, args, kwargs)
-        if self.watches and args and isinstance(args[0], Tensor):
-            site = self.sites.get(id(args[0]))
+        source, result = self._source(given), self.other(func, args, kwargs)
+        if source is not None and isinstance(result, Tensor):
+            self.derived.append((*source, result))
+        return result
+
+    def _source(self, given: Sequence[Tensor]) -> tuple[Site, torch.Size] | None:
+        """The standardised target, with its shape, of which one of these tensors is made."""
+        for value in given:
+            site = self.sites.get(id(value))
             if site is not None and site.standardised:
-                self.pending = site, args[0].shape
-        return self.other(func, args, kwargs)
+                return site, value.shape
+            for derived in self.derived:
+                if derived[2] is value:
+                    return derived[0], derived[1]
+        return None
 
     def other(self, function: Function, args: Any, kwargs: Any) -> Any:
         """Any call that no rule covers."""
@@ -237,8 +252,12 @@ class InterceptMode(TorchFunctionMode):
         if parameter is None:
             return None
         site = self.sites.get(id(parameter))
-        if site is None and self.pending is not None and parameter.shape == self.pending[1]:
-            site, self.pending = self.pending[0], None
+        if site is None and self.derived:
+            source = self._source([parameter])
+            if source is not None and source[1] == parameter.shape:
+                site = source[0]
+                used = [entry for entry in self.derived if entry[2] is parameter]
+                self.derived = used + [entry for entry in self.derived if entry[0] is not site]
         return site
 
     def unknown_use(self, function: Function, parameters: Iterable[Any]) -> None:

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
+from wfilter.core.standardised import is_standardised
+
 OneSelector = str | type[nn.Module] | Callable[[str, nn.Module, Tensor], bool]
 Selector = OneSelector | Iterable[OneSelector]
 
@@ -28,6 +30,7 @@ class Target:
 
     ``owners`` are the places that hold it, more than one when weights are tied: pairs of a module's
     path and the tensor's name in it. ``unit_axis`` is ``None`` when every element has its own gate.
+    A ``standardised`` weight is gated after its module has rescaled it.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Target:
     units: int
     unit_axis: int | None
     owners: tuple[tuple[str, str], ...]
+    standardised: bool = False
 
     def spread(self, gate: Tensor) -> Tensor:
         """The gates ``(units,)`` in a shape that multiplies the tensor."""
@@ -75,15 +79,6 @@ def select_targets(
     )
 
 
-def is_standardised(module: nn.Module) -> bool:
-    """Whether a convolution rescales its weight before use, so that a gate on it would cancel out.
-
-    These (timm's ``StdConv2d`` and ``ScaledStdConv2d``) are gated after the standardisation.
-    """
-    names = {t.__name__ for t in type(module).__mro__ if t.__module__.startswith("timm.")}
-    return bool(names & {"StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"})
-
-
 def _owners(model: nn.Module) -> dict[str, tuple[tuple[str, str], ...]]:
     """Parameter name -> every distinct module that holds the tensor."""
     first = {id(p): name for name, p in model.named_parameters()}
@@ -103,20 +98,21 @@ def _target(
 ) -> Target:
     shape = tuple(parameter.shape)
     module, tensor = model.get_submodule(owners[0][0]), owners[0][1]
-    if is_standardised(module) and tensor == "weight" and granularity == "element":
+    standardised = is_standardised(module)
+    if standardised and tensor == "weight" and granularity == "element":
         raise ValueError(
             f"{name} is standardised before use, where a gate per element has no meaning of its "
             "own. Use granularity='out', or exclude it."
         )
     if granularity == "element" or not shape:
         return Target(name, shape, parameter.numel(), None, owners)
-    if is_standardised(module) and tensor not in ("weight", "bias"):
+    if standardised and tensor not in ("weight", "bias"):
         raise ValueError(
             f"{name} rescales a standardised weight and cannot be filtered; filter the weight, "
             f"whose gates act after the standardisation. Add exclude='*.{tensor}'."
         )
     axis = 1 if isinstance(module, TRANSPOSED) and tensor == "weight" else 0
-    return Target(name, shape, shape[axis], axis, owners)
+    return Target(name, shape, shape[axis], axis, owners, standardised and tensor == "weight")
 
 
 def _match_all(
