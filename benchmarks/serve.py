@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -195,20 +196,31 @@ def check_equal(names, secrets, images) -> int:
     return count
 
 
-def memory() -> dict[str, float]:
-    """MiB of each server's process, by the name Ray gives it."""
+def replicas() -> dict[str, Path]:
+    """The /proc folder of each server's process, by the name Ray gives it."""
     names = {"ours": b"wfilter:wfilter", "multiplexed": b":Multiplexed", "single": b":Single"}
     found = {}
     for entry in Path("/proc").iterdir():
         try:
             title = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            status = (entry / "status").read_text() if b"ServeReplica" in title else ""
         except OSError:
             continue
         for kind, word in names.items():
-            if status and word in title:
-                found[kind] = int(status.split("VmRSS:")[1].split()[0]) / 1024
+            if b"ServeReplica" in title and word in title:
+                found[kind] = entry
     return found
+
+
+def memory(replica: Path) -> float:
+    """MiB in memory, without pages of files that the kernel may drop."""
+    status = (replica / "status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+
+def cpu_seconds(replica: Path) -> float:
+    """What a server's process has computed so far: other work on the machine is not in it."""
+    ticks = (replica / "stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def start(run: Path, sets: dict[str, list[int]]) -> None:
@@ -237,65 +249,81 @@ def images_for(model: str) -> list[str]:
 
 
 def measure(options, sets, secrets) -> list[dict]:
-    images = images_for(options.model)
-    names = list(sets)
-    print(f"{check_equal(names, secrets, images)} answers agree", flush=True)
-    seconds: dict = {}
-    latencies: dict = {}
-    sizes: dict = {}
-    for name in names[: max(options.tenants)]:  # the first scrypt of each token is not timed
-        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+    images, names, found = images_for(options.model), list(sets), replicas()
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+    for name in names:  # the first scrypt of each token is not timed
         ask(connection, "ours", name, secrets[name], images[0])
-        connection.close()
-    for number in range(options.rounds):
-        for count in options.tenants:
-            kinds = list(PATHS)
-            random.Random(number * 1000 + count).shuffle(kinds)
-            for kind in kinds:
-                took, each = load(
-                    kind, names[:count], secrets, images, options.requests, options.clients
-                )
-                seconds.setdefault((kind, count), []).append(took)
-                latencies.setdefault((kind, count), []).extend(each)
-                sizes[kind, count] = memory().get(kind, 0.0)
-                print(number, count, kind, f"{options.requests / took:.1f}/s", flush=True)
-    return [
-        line(options, kind, count, seconds, latencies, sizes)
-        for count in options.tenants
-        for kind in PATHS
-    ]
+    connection.close()
+    cells: dict = {(kind, count): [] for count in options.tenants for kind in PATHS}
+    sizes = {}
+    for number in range(options.rounds + 1):
+        order = list(cells)
+        if number == 1:
+            print(f"{check_equal(names, secrets, images)} answers agree", flush=True)
+        if number > 0:
+            random.Random(number).shuffle(order)  # all of them, so that a drift meets all alike
+        for kind, count in order:
+            before = cpu_seconds(found[kind])
+            took, each = load(
+                kind, names[:count], secrets, images, options.requests, options.clients
+            )
+            cpu = cpu_seconds(found[kind]) - before
+            if number > 0:
+                cells[kind, count].append((took, cpu, each))
+            else:  # the first round warms up, and tenants become more: so memory is read here
+                sizes[kind, count] = memory(found[kind])
+            print(
+                number, count, kind, f"{options.requests / took:.1f}/s", f"{cpu:.2f} s", flush=True
+            )
+    at_end = {kind: memory(replica) for kind, replica in found.items()}
+    return [line(options, kind, count, cells, sizes, at_end) for kind, count in cells]
 
 
-def line(options, kind, count, seconds, latencies, sizes) -> dict:
-    each = sorted(latencies[kind, count])
-    ratios = [a / b for a, b in zip(seconds[kind, count], seconds["ours", count])]
-    first = options.tenants[0]
-    flat = [a / b for a, b in zip(seconds[kind, count], seconds[kind, first])]
+def ratios(above: list, below: list, which: int) -> list[float]:
+    """Quartiles of what one server took over what another took in the same round."""
+    each = [a[which] / b[which] for a, b in zip(above, below)]
+    return [round(x, 3) for x in statistics.quantiles(each, n=4, method="inclusive")]
+
+
+def line(options, kind, count, cells, sizes, at_end) -> dict:
+    mine, first = cells[kind, count], cells[kind, options.tenants[0]]
+    each = sorted(latency for cell in mine for latency in cell[2])
     return {
         "server": kind,
         "tenants": count,
         "model": options.model,
         "requests": options.requests * options.rounds,
         "clients": options.clients,
-        "per_second": round(options.requests / statistics.median(seconds[kind, count]), 1),
+        "per_second": round(options.requests / statistics.median(cell[0] for cell in mine), 1),
         "p50_ms": round(1000 * each[len(each) // 2], 1),
         "p99_ms": round(1000 * each[int(0.99 * len(each))], 1),
         "memory_mib": round(sizes[kind, count]),
-        "seconds_over_ours": round(statistics.median(ratios), 2),
-        "seconds_over_first": round(statistics.median(flat), 2),
+        "memory_at_end_mib": round(at_end[kind]),
+        "cpu_ms": round(1000 * statistics.median(c[1] for c in mine) / options.requests, 1),
+        "seconds_over_ours": ratios(mine, cells["ours", count], 0),
+        "seconds_over_first": ratios(mine, first, 0),
+        "cpu_over_ours": ratios(mine, cells["ours", count], 1),
+        "cpu_over_first": ratios(mine, first, 1),
+        "load": [round(x, 1) for x in os.getloadavg()],
         "rounds": options.rounds,
         **origin(),
     }
 
 
+def quartiles(three: list[float]) -> str:
+    return f"{three[1]:.2f} ({three[0]:.2f}-{three[2]:.2f})"
+
+
 def table(lines: list[dict]) -> str:
+    """Ratios are medians over rounds, with quartiles."""
     head = (
-        "| tenants | server | requests/s | p50 ms | p99 ms | replica MiB | time / ours | "
-        "time / 1 tenant |\n|---:|---|---:|---:|---:|---:|---:|---:|\n"
+        "| tenants | server | requests/s | p50 ms | p99 ms | replica MiB | CPU ms | time / ours | "
+        "time / 1 tenant | CPU / 1 tenant |\n|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|\n"
     )
     return head + "".join(
         f"| {x['tenants']} | {x['server']} | {x['per_second']} | {x['p50_ms']} | {x['p99_ms']} | "
-        f"{x['memory_mib']} | {x['seconds_over_ours']} | {x['seconds_over_first']} |\n"
+        f"{x['memory_mib']} | {x['cpu_ms']} | {quartiles(x['seconds_over_ours'])} | "
+        f"{quartiles(x['seconds_over_first'])} | {quartiles(x['cpu_over_first'])} |\n"
         for x in lines
     )
 
@@ -305,7 +333,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18-cifar")
     parser.add_argument("--tenants", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--requests", type=int, default=160)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--out", type=Path, default=RESULTS / "serve.jsonl")
     options = parser.parse_args()
