@@ -10,6 +10,7 @@ import pytest
 
 from servers import NAMES, call, png
 from wfilter.serve.application import build, check
+from wfilter.serve.playground import closed_units, nearest_classes
 from wfilter.serve.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -33,7 +34,22 @@ def test_each_image_is_answered_before_and_after_its_own_set(page):
         assert NAMES[index] not in [name for name, _ in answer["after"]]
         assert all(closed <= units for _, units, closed in answer["layers"])
     assert [n for n, _ in answers[3]["after"]] == [n for n, _ in answers[3]["before"]]
-    assert answers[3]["layers"] == []
+    assert answers[3]["layers"] == answers[3]["nearest"] == []
+
+
+def test_units_are_counted_by_layer_and_neighbours_are_those_of_explain(engine):
+    from wfilter.explain import similarity
+
+    gates = engine.wf.gates({2, 5})
+    layers = closed_units(engine, frozenset({2, 5}))
+    assert len(layers) == len({name.rpartition(".")[0] for name in gates})
+    assert sum(units for _, units, _ in layers) == sum(gate.numel() for gate in gates.values())
+    assert sum(shut for *_, shut in layers) == sum(int((g < 0.5).sum()) for g in gates.values())
+    expected = similarity(engine.wf)[2]
+    best = [i for i in expected.argsort(descending=True).tolist() if i != 2][:5]
+    nearest = nearest_classes(engine, frozenset({2}))
+    assert [name for name, _ in nearest] == [NAMES[i] for i in best]
+    assert [p for _, p in nearest] == pytest.approx(expected[best].tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +163,8 @@ def test_ticking_a_class_changes_the_answer_and_never_shows_it_again(browser, ad
         assert best in gone
         assert not set(gone) & set(shown(browser, "#after"))
         assert shown(browser, "#layers"), "and the page says which units close"
+        assert not set(gone) & set(shown(browser, "#nearest"))
+        assert shown(browser, "#nearest"), "and which classes are near"
     assert browser.execute_script("return document.getElementById('error').textContent") == ""
     assert browser.get_log("browser") == [], "the console is clean"
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
+from wfilter.serve import front
 from wfilter.serve.engine import open_engine
 from wfilter.serve.meters import ray_meters
 from wfilter.serve.service import Batched, Question, Run, Service
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 TRIES = 3
+LOGGING = {"log_level": "WARNING", "enable_access_log": False}  # the audit log is ours
 
 
 class Server:
@@ -93,6 +95,7 @@ def bind(settings: Settings) -> Application:
         max_queued_requests=settings.seats,
         backpressure_config={"status_code": 503, "retry_after_s": 1},
         health_check_period_s=2,
+        logging_config=LOGGING,
         graceful_shutdown_timeout_s=settings.answer_seconds,
     )
     application: Application = deployment.bind(settings.model_dump())
@@ -143,6 +146,7 @@ def start(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     # Ray kills a proxy that is not there in 5 seconds, which a busy machine may miss.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+    os.environ.setdefault(front.VARIABLE, front.CALLBACK)
     if "ray" not in sys.modules:  # Ray reads these when it is imported
         # Its own ports listen on every address, and whoever may talk to them can run code.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -154,7 +158,7 @@ def start(
         _start_ray(settings.replicas, metrics_port)
     serve.start(
         http_options={"host": host, "port": port, "request_timeout_s": 2 * settings.answer_seconds},
-        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        logging_config=LOGGING,
     )
     serve.run(bind(settings), name="wfilter", route_prefix="/")
 

@@ -8,6 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+REFUSALS = {
+    400: "The body is broken, or the image in it is.",
+    401: "The token is missing, wrong or revoked.",
+    408: "The body did not arrive in time.",
+    413: "The body or the image is too large.",
+    415: "The body is neither JSON nor a form.",
+    429: "This tenant asks too often; see Retry-After.",
+    500: "The server failed; its log says how.",
+    503: "The server is busy or cannot log; see Retry-After.",
+}
+
 
 class Refusal(Exception):
     """A request that gets no answer: the status, words for the client, and when to come back."""

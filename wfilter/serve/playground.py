@@ -21,6 +21,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from torch import Tensor
 
 from wfilter import data
+from wfilter.metrics.layers import all_gates
 from wfilter.serve.bodies import from_base64, parse_json, read_body
 from wfilter.serve.engine import Engine
 from wfilter.serve.limits import Refusal
@@ -109,19 +110,44 @@ def compared(
         raise RuntimeError("the model gave logits that are no finite numbers.")
     pairs = zip(ranked[: len(images)], ranked[len(images) :], forget)
     answers = [
-        {"before": before.top, "after": after.top, "layers": closed_units(engine, classes)}
+        {
+            "before": before.top,
+            "after": after.top,
+            "layers": closed_units(engine, classes),
+            "nearest": nearest_classes(engine, classes),
+        }
         for before, after, classes in pairs
     ]
     return {"answers": answers, "milliseconds": round(1000 * seconds, 1), "images": len(images)}
 
 
 def closed_units(engine: Engine, forget: frozenset[int]) -> list[tuple[str, int, int]]:
-    """For each filtered tensor: its name, its units, and those that a set closes."""
+    """For each filtered layer: its name, its gates, and those of them that a set closes."""
+    if not forget:
+        return []
+    layers: dict[str, tuple[int, int]] = {}
+    with torch.no_grad():
+        for name, gate in engine.wf.gates(set(forget)).items():
+            layer = name.rpartition(".")[0] or name
+            units, closed = layers.get(layer, (0, 0))
+            layers[layer] = units + gate.numel(), closed + int((gate < CLOSED).sum())
+    return [(name, units, closed) for name, (units, closed) in layers.items()]
+
+
+def nearest_classes(engine: Engine, forget: frozenset[int]) -> list[tuple[str, float]]:
+    """The other classes whose rows close most of what a set closes, and how alike they are.
+
+    The measure is that of `wfilter.explain.similarity`: sum of minima over sum of maxima.
+    """
     if not forget:
         return []
     with torch.no_grad():
-        gates = engine.wf.gates(set(forget))
-        return [(name, gate.numel(), int((gate < CLOSED).sum())) for name, gate in gates.items()]
+        mine = 1 - torch.cat([gate.flatten() for gate in engine.wf.gates(set(forget)).values()])
+        closed = 1 - all_gates(engine.wf)
+        both, either = torch.minimum(closed, mine).sum(1), torch.maximum(closed, mine).sum(1)
+        alike = both / either.clamp_min(1e-12)
+    others = [index for index in alike.argsort(descending=True).tolist() if index not in forget]
+    return [(engine.class_names[index], float(alike[index])) for index in others[:SHOWN]]
 
 
 def samples(engine: Engine) -> list[dict[str, Any]]:

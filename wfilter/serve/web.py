@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from wfilter.serve.bodies import FORM, JSON, TOP_K, image_of
-from wfilter.serve.limits import Refusal
+from wfilter.serve.limits import REFUSALS, Refusal
 from wfilter.serve.playground import add_playground
 from wfilter.serve.service import Service
 
@@ -21,16 +21,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
-}
-REFUSALS = {
-    400: "The body is broken, or the image in it is.",
-    401: "The token is missing, wrong or revoked.",
-    408: "The body did not arrive in time.",
-    413: "The body or the image is too large.",
-    415: "The body is neither JSON nor a form.",
-    429: "This tenant asks too often; see Retry-After.",
-    500: "The server failed; its log says how.",
-    503: "The server is busy or cannot log; see Retry-After.",
 }
 
 
