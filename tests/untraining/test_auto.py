@@ -3,10 +3,12 @@
 import copy
 import dataclasses
 import json
+import os
 from functools import cache, partial
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,8 +23,9 @@ from wfilter.untraining.instant import Instant
 from wfilter.untraining.judging import Judgement, Sets, judge, verdict
 from wfilter.untraining.objectives import Auto
 from wfilter.untraining.recipes import AUTO
+from wfilter.untraining.rounds import PAIRS
 from wfilter.untraining.sample import Sample, take_sample
-from wfilter.untraining.stages import Facts, Stage, choose_stages
+from wfilter.untraining.stages import EXPANSION, Facts, Stage, choose_stages
 from wfilter.untraining.stored import recipe_from
 
 SHORT = dataclasses.replace(AUTO, steps=8, stages="soft 0.5, soft 1")
@@ -82,7 +85,7 @@ def test_where_gates_fall_short_all_rows_become_feature_rows_and_meet_the_bar():
     assert retain.mean >= base - 0.005
     assert history.ended is Ended.MET
     assert history.verdict.startswith("Every row met the bar, by feature rows (all gates open)")
-    assert "soft 0.5, 120 steps" in history.choices[2]
+    assert "soft 0.5, 200 steps" in history.choices[2]
     assert "falls short" in history.choices[2]
     assert history.choices[3].startswith("reroute, num_classes=10")
     assert set(wf.pinned) == {target.name for target in wf.targets}
@@ -240,6 +243,55 @@ def test_an_interrupted_run_resumes_to_the_same_rows(tmp_path, monkeypatch, afte
     assert history.verdict == wanted.verdict
     for name, value in whole.feature_rows.named_buffers() if whole.feature_rows else ():
         assert torch.equal(dict(resumed.feature_rows.named_buffers())[name], value)
+
+
+def test_rows_that_are_done_leave_the_batch_and_stay_as_they_are():
+    wf = linear()
+    run = AutoRun(wf, InMemory(*samples()), None, SHORT, 0)
+    run.look()
+    run.begin(fresh=True)
+    run.keep()
+    run._step()
+    run.best = wf.alphas.detach().clone()
+    run.more["moving"] = torch.tensor([False, True, False, False])
+    index, _, _ = run._draw(torch.Generator().manual_seed(0))
+    assert len(index) == PAIRS // 4 // EXPANSION
+    pairs = run._pairs(run.sample.rows[index], torch.Generator().manual_seed(0))
+    assert pairs.forget[:, 1].all()
+    run.bad, run.position = 1, 0
+    run._step()
+    changed = (wf.alphas != run.best).any(1)
+    assert changed.tolist() == [False, True, False, False]
+
+
+def test_half_precision_reaches_the_rows_of_full_precision_nearly():
+    whole, half = linear(), linear()
+    wfilter.untrain(whole, InMemory(*samples()), recipe=SHORT)
+    history = wfilter.untrain(half, InMemory(*samples()), recipe=SHORT, amp=True)
+    assert history.rows
+    torch.testing.assert_close(half.alphas, whole.alphas, rtol=0.2, atol=0.5)
+
+
+def ranks(rank: int, port: int, recipe: Auto, out: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    wf = linear()
+    history = wfilter.untrain(wf, InMemory(*samples()), recipe=recipe)
+    torch.save((wf.alphas.detach(), history.verdict), f"{out}{rank}")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("stages", ["soft 0.5, soft 1", "soft 0.5, reroute"])
+def test_two_processes_agree_on_alphas_and_verdict(tmp_path, stages):
+    recipe = dataclasses.replace(SHORT, stages=stages)
+    port = 20000 + os.getpid() % 20000
+    mp.spawn(ranks, (port, recipe, str(tmp_path / "rank")), nprocs=2)
+    first, second = (torch.load(tmp_path / f"rank{rank}") for rank in range(2))
+    assert torch.equal(first[0], second[0])
+    assert first[1] == second[1]
+    assert first[1]
 
 
 def test_steps_are_a_limit_and_the_base_model_stays_bit_identical():

@@ -17,7 +17,7 @@ from wfilter.untraining.sample import Sample
 # Logits of images by index, each forgetting a label (-1: nothing) or a set, perhaps blended.
 Answer = Callable[[Tensor, Tensor, Blend | None], Tensor]
 
-OTHERS, ENOUGH = 2, 1400  # rows under which each image is judged at least; pairs that suffice
+OTHERS, ENOUGH = 2, 2000  # rows under which each image is judged at least; pairs that suffice
 LARGEST_SET = 5
 SLACK = 0.02  # a single row may lose so much more than the mean: it is judged on few images
 # The base model has mostly learned the images it is judged on, and is surer of them than of new
@@ -178,14 +178,11 @@ def _changed(
     answer: Answer, index: Tensor, others: Tensor, classes: int, generator: torch.Generator
 ) -> dict[int, float]:
     """Share of blended images that each row answers otherwise than the base model without it."""
-    times = max(1, others.shape[1] // 2)
-    image = index.repeat_interleave(times)
-    other = torch.cat(
-        [index[torch.randperm(len(index), generator=generator)] for _ in range(times)]
-    )
-    blend = Blend(other, 1 - BLENDED * torch.rand(len(image), generator=generator))
-    forget = others[:, :times].flatten()
-    base = answer(image, torch.full_like(forget, -1), blend)
+    other = index[torch.randperm(len(index), generator=generator)]
+    blends = Blend(other, 1 - BLENDED * torch.rand(len(index), generator=generator))
+    which = torch.arange(len(index)).repeat_interleave(others.shape[1])
+    image, blend, forget = index[which], blends.part(which), others.flatten()
+    base = answer(index, torch.full_like(index, -1), blends)[which]
     kept = base.argmax(1) != forget  # other answers are to change
     wanted = base.masked_fill(as_sets(forget, classes), -torch.inf).argmax(1)
     differs = (answer(image, forget, blend).argmax(1) != wanted).float()

@@ -25,6 +25,7 @@ from wfilter.untraining.stages import EXPANSION, Stage, moving_layers
 from wfilter.untraining.state import Keeper
 
 PAIRS = 128  # of a step
+LEAST = 200  # steps of a first round; with half as many, rows cost held-out images more
 ROUNDS = 3  # the first for all rows, the others for those that lag
 
 
@@ -142,7 +143,14 @@ class Rounds:
     @property
     def first_length(self) -> int:
         """Steps of a stage's first round."""
-        return self.recipe.steps or min(1200, max(100, 12 * self.wf.num_classes))
+        return self.recipe.steps or min(1200, max(LEAST, 12 * self.wf.num_classes))
+
+    @property
+    def _pairs_of_a_step(self) -> int:
+        """A quarter where at most a quarter of the rows lag: all others have left the batch."""
+        moving = self.more.get("moving")
+        few = moving is not None and 4 * int(moving.sum()) <= len(moving)
+        return self.pairs // 4 if few else self.pairs
 
     def learn(self, keeper: Keeper | None, bar: ProgressBar) -> Judgement:
         """Steps for all rows, then for those that lag; what they come to."""
@@ -202,7 +210,7 @@ class Rounds:
         """Images of a step, and how they are blended: half of them of rows that lag, if any do."""
         fit = (~self.sample.held).nonzero()[:, 0] if self.sample.held.any() else None
         fit = torch.arange(len(self.sample)) if fit is None or not len(fit) else fit
-        count = self.pairs // EXPANSION
+        count = self._pairs_of_a_step // EXPANSION
         index = fit[torch.randint(len(fit), (count,), generator=generator)]
         moving = self.more.get("moving")
         if moving is not None:
