@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from wfilter.serve.tokens import Remembered, token_id
 from wfilter.serve.watch import PolicyFile
 
 WRONG_TOKENS = 5  # in a row for one id; afterwards one a second
-DECODERS = 2
+DECODERS, DECODERS_PER_TENANT = 4, 2
 
 Read = Callable[[], Awaitable[tuple[bytes, int]]]
 
@@ -72,6 +73,10 @@ class Service:
         self._hashing = asyncio.Lock()
         self._forwards = ThreadPoolExecutor(1, "forward")
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
+        # Half a second for each of a tenant's largest images must not be the wait of all others.
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(DECODERS_PER_TENANT)
+        )
         self._batches = 0
         self._ask = batch(self._run_aside, settings)
 
@@ -118,19 +123,18 @@ class Service:
             )
             answer: Batched = await _within(
                 self.settings.answer_seconds,
-                self._decoded_and_answered(content, tenant.forget, top_k),
+                self._decoded_and_answered(content, tenant, top_k),
                 503,
                 "the answer took too long. Try again later.",
             )
             return answer
 
-    async def _decoded_and_answered(
-        self, content: bytes, forget: frozenset[int], top_k: int
-    ) -> Batched:
+    async def _decoded_and_answered(self, content: bytes, tenant: Tenant, top_k: int) -> Batched:
         if not 1 <= top_k <= self.settings.top_k:
             raise Refusal(400, f"top_k is {top_k}, outside 1..{self.settings.top_k}.")
-        image = await self.decoded(content)
-        return await self.ask(Question(image, forget, top_k))
+        async with self._turns[tenant.name]:
+            image = await self.decoded(content)
+        return await self.ask(Question(image, tenant.forget, top_k))
 
     async def decoded(self, content: bytes) -> Tensor:
         """One image, decoded aside."""
