@@ -1,6 +1,6 @@
 """The documentation: ``sphinx-build -W -b html docs docs/_build`` makes it, offline."""
 
-import ast
+import re
 import sys
 from pathlib import Path
 
@@ -8,7 +8,9 @@ import typer
 import typer.main
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import gallery  # noqa: E402
 
 import wfilter  # noqa: E402
 
@@ -27,7 +29,7 @@ html_theme = "furo"
 html_title = "wfilter"
 html_show_sphinx = False
 html_extra_path = ["atlas.html"]
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # types stay in the signature
@@ -55,20 +57,25 @@ def write_command_line(_: object) -> None:
     (HERE / "command-line.md").write_text("\n".join(pages), encoding="utf-8")
 
 
-def write_examples(_: object) -> None:
-    """The page of the examples: each script under what its docstring says of it."""
-    pages = ["# Examples\n", "Short scripts that run offline; each checks its own claim.\n"]
-    for script in sorted((HERE.parent / "examples").glob("*.py")):
-        source = script.read_text(encoding="utf-8")
-        text = ast.get_docstring(ast.parse(source)) or ""
-        title, _, rest = text.partition("\n")
-        body = source.split('"""', 2)[2].strip()
-        pages.append(f"## {script.stem.replace('_', ' ').capitalize()}\n\n{title}\n{rest}\n")
-        pages.append(f"```python\n{body}\n```\n")
-    (HERE / "examples.md").write_text("\n".join(pages), encoding="utf-8")
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+)\.svg\)")
+
+
+def add_dark_pictures(_: object, page: str, source: list[str]) -> None:
+    """Where a picture has a twin for dark pages, ``NAME-dark.svg``: both, each on its ground."""
+    folder = (HERE / page).parent
+
+    def both(found: re.Match[str]) -> str:
+        alt, name = found.groups()
+        if not (folder / f"{name}-dark.svg").exists():
+            return found.group()
+        light, dark = (f"![{alt}]({name}{end}.svg)" for end in ("", "-dark"))
+        return f"{light}{{.only-light}}{dark}{{.only-dark}}"
+
+    source[0] = PICTURE.sub(both, source[0])
 
 
 def setup(app: object) -> None:
     """Write the made pages before the others are read."""
     app.connect("builder-inited", write_command_line)  # type: ignore[attr-defined]
-    app.connect("builder-inited", write_examples)  # type: ignore[attr-defined]
+    app.connect("builder-inited", gallery.write_pages)  # type: ignore[attr-defined]
+    app.connect("source-read", add_dark_pictures)  # type: ignore[attr-defined]

@@ -3,7 +3,8 @@
     python examples/finetune_timm.py
 
 Trains a small timm ConvNet on the digits (with --pretrained, where the network allows, it starts
-from timm's weights), untrains it and prints the table. About a minute on one core.
+from timm's weights), untrains it, prints the table, and draws the course of untraining into
+`finetune_timm.png`. About a minute on one core.
 """
 
 import sys
@@ -13,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import wfilter
-from wfilter import data
+from wfilter import data, plots
 
 torch.manual_seed(0)
 train, test = (data.load("digits", split, size=32) for split in ("train", "test"))
@@ -32,7 +33,9 @@ for _ in range(4):
 
 images, labels = train.batch(torch.arange(len(train)))
 wf = wfilter.apply_weight_filtering(network, class_names=train.class_names, example_input=images)
-wfilter.untrain(wf, wfilter.InMemory(images, labels, 32), recipe="distill-soft", steps=80)
+training = wfilter.InMemory(images, labels, 32)
+history = wfilter.untrain(wf, training, recipe="distill-soft", steps=80)
+plots.history_plot(history, "finetune_timm.png")
 
 report = wfilter.evaluate(wf, test, metrics=["accuracy"])
 print(report)

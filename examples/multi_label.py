@@ -3,7 +3,8 @@
     python examples/multi_label.py
 
 A sigmoid for each class instead of one softmax; labels are a bool matrix. Prints how often a digit
-is found before and after its class is forgotten. About twenty seconds on one core.
+is found before and after its class is forgotten, and draws images with the digits found in them
+once the first one is forgotten into `multi_label.png`. About twenty seconds on one core.
 """
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wfilter
-from wfilter import data
+from wfilter import data, plots
 
 
 def pairs(name: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -48,6 +49,12 @@ own = torch.stack([found[row, expected[:, row], row].float().mean() for row in r
 others = torch.stack(
     [found[row][expected & (torch.arange(10) != row)].float().mean() for row in range(10)]
 ).mean()
+first = expected.int().argmax(1)  # the smaller digit of each image, forgotten here
+captions = []
+for i in range(12):
+    digits = found[first[i], i].nonzero()[:, 0].tolist()
+    captions.append(f"forgets {first[i]}: " + " ".join(map(str, digits)))
+plots.pictures(test[:12], "multi_label.png", captions, columns=4)
 print(f"digits found: base model {before:.1%}, forgotten class {own:.1%}, others {others:.1%}")
 assert own < 0.1
 assert others > before - 0.1

@@ -48,7 +48,8 @@ def _rules_as_before():
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in NAMES]
 )
-def test_example_proves_its_claim(name, shared_original, monkeypatch, capsys):
+def test_example_proves_its_claim(name, shared_original, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where some draw a picture
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     space = runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     assert f"examples/{name}.py" in space["__doc__"], "the docstring gives the command"

@@ -36,7 +36,12 @@ def routing_plot(routing: Tensor, path: str | Path, names: Sequence[str], forget
 
 
 def pictures(
-    images: Tensor, path: str | Path, captions: Sequence[str], *, columns: int = 6
+    images: Tensor,
+    path: str | Path,
+    captions: Sequence[str],
+    *,
+    columns: int = 6,
+    lines: Sequence[str] = (),
 ) -> Path:
     """Images side by side with captions below.
 
@@ -45,6 +50,7 @@ def pictures(
         path: Where to write.
         captions: One for each image.
         columns: Images in a line.
+        lines: A name for each line of images, put to its left.
 
     Example:
         >>> import tempfile, torch
@@ -52,14 +58,17 @@ def pictures(
         ...     pictures(torch.rand(2, 3, 8, 8), f"{folder}/a.png", ["cat", "dog"]).name
         'a.png'
     """
-    lines = -(-len(images) // columns)
-    shape = {"rows": lines, "columns": columns, "squeeze": False}
-    with drawing(path, 1.15 * columns, 1.45 * lines, **shape) as (_, grid):
+    count = -(-len(images) // columns)
+    shape = {"rows": count, "columns": columns, "squeeze": False}
+    with drawing(path, 1.15 * columns + bool(lines), 1.45 * count, **shape) as (_, grid):
         for axes in grid.flat:
             axes.axis("off")
         for axes, image, caption in zip(grid.flat, images, captions):
             axes.imshow(as_pixels(image), cmap="gray", vmin=0, vmax=255)
             axes.set_title(caption, size=9, y=-0.22)
+        for axes, name in zip(grid[:, 0], lines):
+            place = {"transform": axes.transAxes, "ha": "right", "va": "center"}
+            axes.text(-0.1, 0.5, name, size=10, **place)
     return Path(path)
 
 

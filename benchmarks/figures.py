@@ -1,0 +1,212 @@
+"""The docs' figures, from stored lines: what features still know, and what tenants cost.
+
+    python benchmarks/figures.py                      # results/*.jsonl -> docs/figures/*.svg
+    WFILTER_DATA=... python benchmarks/figures.py --units RUN --forget cat
+
+The second command draws the units that one class closes in the last filtered layer of RUN, a folder
+that `wfilter untrain wfilter:resnet18-cifar --dataset cifar10` wrote, with the test images that
+excite each of them most (`docs/figures/units.png`).
+
+Every SVG is written twice, with dark text and, as ``NAME-dark.svg``, with light text; the site
+shows the one that fits. Methods differ in colour and in shape, so that the figures can be read
+without colour and in print. Methods are compared on the classes that all of them were measured on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from common import RESULTS, read_lines
+from wfilter.plots.figure import GREY, INK, PALETTE, drawing
+
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+LIGHT = "#d6dae0"  # text and axes on a dark ground
+NAMES = {"row": "feature rows", "mask": "logit mask", "folded": "feature row, baked",
+         "logit_mask": "logit mask", "wfilter": "gates"}  # fmt: skip
+STYLES = {  # colour, shape: ours filled, the bar a star, everything else hollow
+    "retrained": (INK, "*"),
+    "original": (GREY, "o"),
+    "gates": (PALETTE[0], "s"),
+    "feature rows": (PALETTE[1], "D"),
+    "feature row, baked": (PALETTE[1], "d"),
+    "logit mask": (PALETTE[2], "^"),
+    "projection": (PALETTE[4], "v"),
+}
+OTHERS = [(c, m) for m in "<>pXP" for c in (PALETTE[3], PALETTE[5], PALETTE[6], PALETTE[9])]
+FILLED = ("retrained", "gates", "feature rows")
+SERVERS = {
+    "ours": ("one filtered model for all", PALETTE[0], "s"),
+    "multiplexed": ("one baked model each", PALETTE[1], "o"),
+    "single": ("filtered, one request at a time", GREY, "^"),
+}
+
+
+@dataclass
+class Points:
+    """One picture: accuracies in % of each method, a value for each class it was measured on."""
+
+    name: str
+    retain: dict[str, dict[int, float]] = field(default_factory=dict)
+    probe: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def add(self, method: str, row: int, retain: float, probe: float) -> None:
+        """One method on one class; a later line replaces an earlier one."""
+        method = NAMES.get(method, method.replace("_", " "))
+        self.retain.setdefault(method, {})[row] = retain
+        self.probe.setdefault(method, {})[row] = probe
+
+    @property
+    def classes(self) -> set[int]:
+        """Those that every method was measured on: only there can methods be compared."""
+        return set.intersection(*(set(rows) for rows in self.retain.values()))
+
+    def point(self, method: str) -> tuple[float, float]:
+        """Where a method lies: probe and Acc_r, means over the classes."""
+        both = (self.probe[method], self.retain[method])
+        return tuple(mean(values[row] for row in self.classes) for values in both)  # type: ignore
+
+
+def short(rows: set[int]) -> str:
+    ordered = sorted(rows)
+    whole = len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1))
+    return f"{ordered[0]}-{ordered[-1]}" if whole else ", ".join(map(str, ordered))
+
+
+def audits(results: Path) -> Iterator[Points]:
+    """A picture of each audit, `benchmarks/audit.py`."""
+    for path in sorted(results.glob("audit_*.jsonl")):
+        points = Points(f"probe-{path.stem.removeprefix('audit_')}")
+        for line in read_lines(path):
+            row, cells = line["class"], line["report"]["rows"][line["method"]]
+            if "probe f" in cells and "Acc_r" in cells:
+                retain, probe = (cells[c]["by_class"][str(row)] for c in ("Acc_r", "probe f"))
+                points.add(line["method"], row, 100 * retain, 100 * probe)
+        yield points
+
+
+def feature_rows(results: Path) -> Iterator[Points]:
+    """A picture of each network of `benchmarks/feature_rows.py`."""
+    found: dict[str, Points] = {}
+    for line in read_lines(results / "feature_rows.jsonl"):
+        if line.get("linear_probe") is None or "forget" not in line or "acc_r" not in line:
+            continue
+        model = line["model"].rpartition(":")[2]
+        points = found.setdefault(model, Points(f"probe-rows-{model}"))
+        points.add(line["method"], line["forget"], line["acc_r"], line["linear_probe"])
+    yield from found.values()
+
+
+def probe_plot(points: Points, path: Path) -> Path:
+    """Accuracy on the other classes against what a linear probe finds of the forgotten one."""
+    spare = iter(OTHERS)
+    methods = sorted(points.retain, key=lambda m: [*STYLES, m].index(m))
+    with drawing(path, 6.4, 3.0 + 0.1 * len(methods)) as (_, axes):
+        for method in methods:
+            colour, shape = STYLES.get(method) or next(spare)
+            inside = colour if method in FILLED else "none"
+            style = {"mec": colour, "mfc": inside, "mew": 1.8, "linestyle": "none"}
+            size = 15 if method == "retrained" else 9
+            axes.plot(*points.point(method), shape, ms=size, label=method, clip_on=False, **style)
+        axes.set(xlim=(-2, 103), ylabel="other classes right, %  (Acc_r)")
+        axes.set_xlabel("forgotten class, found in the features by a linear probe, %")
+        axes.margins(y=0.25)
+        axes.grid(alpha=0.25)
+        word = "class" if len(points.classes) == 1 else "classes"
+        title = f"forgetting {word} {short(points.classes)}"
+        place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
+        axes.legend(title=title, alignment="left", fontsize=10, **place)
+    return path
+
+
+def tenants_plot(lines: list[dict[str, Any]], path: Path) -> Path:
+    """Time and memory of three servers against the number of tenants."""
+    with drawing(path, 6.8, 3.6, columns=2) as (figure, (time, memory)):
+        for server, (label, colour, shape) in SERVERS.items():
+            mine = sorted((x for x in lines if x["server"] == server), key=lambda x: x["tenants"])
+            style = {"color": colour, "marker": shape, "ms": 7, "lw": 2}
+            low, middle, high = zip(*(quartiles(x["seconds_over_ours"]) for x in mine))
+            spread = [[m - v for m, v in zip(middle, low)], [v - m for m, v in zip(middle, high)]]
+            counts = [x["tenants"] for x in mine]
+            time.errorbar(counts, middle, yerr=spread, capsize=3, label=label, **style)
+            memory.plot(counts, [x["memory_mib"] for x in mine], **style)
+        time.set(ylabel="time of a request, ours = 1")
+        memory.set(ylabel="memory of a replica, MiB")
+        for axes in (time, memory):
+            axes.set(xscale="log", xlabel="tenants", xticks=counts)
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+            axes.set_xticks(counts, [str(count) for count in counts])
+            axes.minorticks_off()
+            axes.grid(alpha=0.25)
+        figure.legend(loc="outside lower center", ncols=3, fontsize=9.5, columnspacing=1)
+    return path
+
+
+def quartiles(ratio: float | list[float]) -> list[float]:
+    """Older lines have the median alone."""
+    return ratio if isinstance(ratio, list) else [ratio] * 3
+
+
+def in_dark(path: Path) -> Path:
+    """The same picture with light text and axes."""
+    dark = path.with_name(f"{path.stem}-dark.svg")
+    dark.write_text(path.read_text(encoding="utf-8").replace(INK, LIGHT), encoding="utf-8")
+    return dark
+
+
+def draw_all(results: Path, out: Path) -> list[Path]:
+    """Every figure that the stored lines allow."""
+    out.mkdir(exist_ok=True)
+    made = [
+        probe_plot(points, out / f"{points.name}.svg")
+        for points in [*audits(results), *feature_rows(results)]
+        if len(points.retain) > 1 and points.classes
+    ]
+    lines = read_lines(results / "serve.jsonl")
+    made.append(tenants_plot(lines, out / "tenants.svg"))
+    return made + [in_dark(path) for path in made]
+
+
+def units_plot(run: Path, forget: str, out: Path, facts: Mapping[str, int]) -> Path:
+    """The units that a class closes most, and the test images that excite each."""
+    import torch
+
+    import wfilter
+    from wfilter import data, explain, plots, zoo
+
+    model = "wfilter:resnet18-cifar"
+    network = zoo.load_weights(zoo.create("resnet18-cifar"), zoo.weights_path(model))
+    test = data.load("cifar10", "test", **vars(zoo.input_facts(model)))
+    some = torch.arange(facts["images"])
+    images, labels = test.batch(some)
+    wf = wfilter.load(run, network, example_input=images[:1])
+    layer = explain.default_layers(wf)[-1]
+    units = explain.top_units(wf, forget, layer=layer, k=facts["units"])
+    responses = explain.unit_responses(wf, layer, images)
+    shown = torch.cat([responses[:, u.index].topk(8).indices for u in units])
+    captions = [test.class_names[label] for label in labels[shown].tolist()]
+    lines = [f"unit {u.index}\ngate {u.gate:.2f}" for u in units]
+    return plots.pictures(
+        test.images[shown] / 255, out / "units.png", captions, columns=8, lines=lines
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=FIGURES)
+    parser.add_argument("--units", type=Path, metavar="RUN", help="draw the units of this run only")
+    parser.add_argument("--forget", default="cat", help="whose units; a class by name")
+    args = parser.parse_args()
+    if args.units:
+        made = [units_plot(args.units, args.forget, args.out, {"images": 2000, "units": 5})]
+    else:
+        made = draw_all(RESULTS, args.out)
+    print(*made, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
