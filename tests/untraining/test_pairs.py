@@ -1,11 +1,12 @@
 """Which samples a step trains on, and what each of them is to forget."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
-from wfilter.untraining.pairs import blend, paper_pairs, row_pairs
+from wfilter.untraining.pairs import Pairs, blend, paper_pairs, row_pairs
 from wfilter.untraining.recipes import DISTILL, PAPER
 
 
@@ -91,3 +92,14 @@ def test_shares_of_two_processes_are_the_whole():
     both = [p for part in parts for p in zip(part.sample.tolist(), part.forget.tolist())]
     assert sorted(both) == seen
     assert parts[0].own.sum() == parts[1].own.sum()
+
+
+def test_accuracies_of_a_step_leave_blended_images_out():
+    pairs = Pairs(
+        torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2]), torch.tensor([True, False, True])
+    )
+    logits, rows = torch.eye(3)[[1, 1, 2]], torch.tensor([0, 1, 2])
+    nothing = torch.zeros(3, dtype=torch.bool)
+    assert pairs.accuracies(logits, rows, nothing) == (1.0, 0.5)
+    assert pairs.accuracies(logits, rows, torch.tensor([False, False, True])) == (1.0, 0.0)
+    assert all(map(math.isnan, pairs.accuracies(logits, rows, ~nothing)))

@@ -48,7 +48,7 @@ def run(
         original: Weights of the model before forgetting.
         retrained: Weights of the model trained without the class; ``{class}`` in them stands for
             its index. The same goes for the weights of ``job``.
-        images: Test images to probe; by default `BUDGET`'s.
+        images: Test images to attack; by default `BUDGET`'s.
     """
     budget = BUDGET if images is None else replace(BUDGET, test_images=images)
     if Path(model).exists():

@@ -135,13 +135,13 @@ def example_problem(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--dataset", choices=tuple(EXAMPLE_MODELS), default="digits")
     parser.add_argument("--data", help="the data folder; default: $WFILTER_DATA")
-    given = parser.parse_args(arguments)
-    name = EXAMPLE_MODELS[given.dataset]
-    facts = vars(zoo.input_facts(f"wfilter:{name}"))
-    train = data.load(given.dataset, "train", given.data, **facts)
-    test = data.load(given.dataset, "test", given.data, **facts)
-    if given.dataset == "cifar10":
-        weights = zoo.weights_path(f"wfilter:{name}", given.data)
+    options = parser.parse_args(arguments)
+    name = EXAMPLE_MODELS[options.dataset]
+    image_format = vars(zoo.input_facts(f"wfilter:{name}"))
+    train = data.load(options.dataset, "train", options.data, **image_format)
+    test = data.load(options.dataset, "test", options.data, **image_format)
+    if options.dataset == "cifar10":
+        weights = zoo.weights_path(f"wfilter:{name}", options.data)
         return zoo.load_weights(zoo.create(name), weights), train, test
     return train_original(name, train, epochs=6 if name == "cnn-digits" else 1), train, test
 
@@ -266,7 +266,7 @@ class Show:
         save_file(dict(model.state_dict()), self.folder / "base.safetensors")
         wf.save(self.folder)
         (self.folder / "history.json").write_text(self.history.to_json())
-        facts = {
+        original = {
             "model": f"wfilter:{self.name}",
             "weights": "base.safetensors",
             "dataset": "digits",
@@ -278,7 +278,7 @@ class Show:
             "shift": SHIFT,
             "recipe": RECIPE.to_dict(),
         }
-        (self.folder / settings.FILE).write_text(settings.write({**facts, **plan}))
+        (self.folder / settings.FILE).write_text(settings.write({**original, **plan}))
         made = {
             "base model": f"wfilter:{self.name}, trained here; its weights are base.safetensors",
             "data": f"digits: {len(self.train)} images to train on, {len(self.test)} to test on",

@@ -123,10 +123,10 @@ class Output:
         if not (self.quiet or self.json):
             print(text, flush=True)
 
-    def result(self, text: object, facts: object) -> None:
-        """Give what the command was called for; colours only on a terminal."""
+    def result(self, text: object, values: object) -> None:
+        """Give what the command was called for, in words or as JSON; colours only on a terminal."""
         if self.json:
-            print(json.dumps(facts, default=str), flush=True)
+            print(json.dumps(values, default=str), flush=True)
         elif not self.quiet and sys.stdout.isatty() and hasattr(text, "__rich__"):
             import rich
 

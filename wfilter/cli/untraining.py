@@ -76,18 +76,18 @@ class Untraining:
         history = self._untrain(wf, train, device, checkpoint, resume, progress)
         if rank == 0 and history.ended is not Ended.INTERRUPTED:
             wf.save(self.out)
-            text = card.model_card(wf, self._facts(history), training_figures(history))
+            text = card.model_card(wf, self._card_lines(history), training_figures(history))
             (self.out / card.NAME).write_text(text, encoding="utf-8")
             (self.out / "history.json").write_text(history.to_json())
             (self.out / settings.FILE).write_text(self.to_toml(history), encoding="utf-8")
             checkpoint.unlink(missing_ok=True)
         return history
 
-    def _facts(self, history: History) -> dict[str, object]:
+    def _card_lines(self, history: History) -> dict[str, object]:
         """How the filters were made, for their card; file names of this machine stay out of it."""
         weights = Path(self.job.weights).name if self.job.weights else ""
         size = "" if history.ended is Ended.SOLVED else f", {self.batch_size} images a step"
-        facts = {
+        made = {
             "base model": f"{self.job.model}{' with ' + weights if weights else ''}",
             "data": self.job.dataset,
             "recipe": f"{self.recipe.name}, {history.stopped}{size}",
@@ -97,7 +97,7 @@ class Untraining:
             "seed": self.seed,
             "all settings": settings.FILE,
         }
-        return {name: value for name, value in facts.items() if value is not None}
+        return {name: value for name, value in made.items() if value is not None}
 
     def _untrain(
         self,

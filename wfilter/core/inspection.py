@@ -143,7 +143,7 @@ def make_sites(
     findings: Sequence[Finding] | None = None,
     pinned: frozenset[int] = frozenset(),
 ) -> dict[int, Site]:
-    """Identity of each target's tensor -> its site; after a probe, only those gated by output."""
+    """Identity of each target's tensor -> its site; with findings, only those gated by output."""
     return sites_now(find_sites(model, targets, findings, pinned))
 
 

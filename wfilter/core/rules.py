@@ -264,7 +264,7 @@ class InterceptMode(TorchFunctionMode):
         """A target is used in a way no rule covers; only an inspection cares."""
 
     def attended(self, query: Tensor) -> None:
-        """Attention without a mask reads this tensor; only the probe cares."""
+        """Attention without a mask reads this tensor; only an inspection cares."""
 
     def gate(
         self,

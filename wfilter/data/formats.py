@@ -236,15 +236,15 @@ def _image_files(folder: Path, names: Sequence[str]) -> ImageFiles:
 
 def _find(name: str, places: Sequence[str], root: str | Path | None, download: bool) -> Path:
     """The first of ``places`` that exists under the data folder or the cache."""
-    given = data_root(root)
-    for folder in (given, cache_folder()):
+    named = data_root(root)
+    for folder in (named, cache_folder()):
         for place in places:
             if folder is not None and (folder / place).exists():
                 return folder / place
     if download:
         _download(name)
         return _find(name, places, cache_folder(), False)
-    where = f"not in {given}" if given else "no data folder was given"
+    where = f"not in {named}" if named else "no data folder was given"
     fetch = (
         ", or allow its download: download=True (--download)"
         if name in ("mnist", "cifar10")

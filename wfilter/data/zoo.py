@@ -235,8 +235,8 @@ def _call_function(module: str, name: str, num_classes: int | None, pretrained: 
     try:
         inspect.signature(function).bind(**settings)
     except TypeError as error:
-        given = "num_classes alone" if settings else "no arguments"
-        raise ValueError(f"{module}:{name} cannot be called with {given}: {error}.") from error
+        passed = "num_classes alone" if settings else "no arguments"
+        raise ValueError(f"{module}:{name} cannot be called with {passed}: {error}.") from error
     model = function(**settings)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{module}:{name} returned {type(model).__name__}. Expected an nn.Module.")

@@ -41,8 +41,8 @@ class Takes:
     @classmethod
     def read(cls, note: str) -> Takes:
         """From the text that ``write`` gave."""
-        facts = json.loads(note)
-        return cls(**{**facts, "image": tuple(facts["image"])})
+        values = json.loads(note)
+        return cls(**{**values, "image": tuple(values["image"])})
 
     def write(self) -> str:
         """As text, for the package's metadata."""

@@ -19,13 +19,13 @@ def parse(address: str) -> tuple[str, str | None]:
         >>> parse("hf://someone/digits@v1")
         ('someone/digits', 'v1')
     """
-    found = ADDRESS.fullmatch(address)
-    if found is None:
+    parts = ADDRESS.fullmatch(address)
+    if parts is None:
         raise ValueError(
             f"{address!r} is no address on the Hub. Write hf://owner/name or "
             "hf://owner/name@revision."
         )
-    return found.group(1), found.group(2)
+    return parts.group(1), parts.group(2)
 
 
 def fetch(address: str, file: str) -> Path:

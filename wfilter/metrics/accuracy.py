@@ -56,6 +56,8 @@ def both_accuracies(outputs: Tensor, labels: Tensor, forgotten: Tensor) -> tuple
         >>> both_accuracies(predictions, labels, forgotten=labels < 2)
         (1.0, 0.0)
     """
+    if not len(outputs):
+        return math.nan, math.nan
     predictions = as_predictions(outputs)
     hits = (predictions == check_labels(labels, len(predictions))).double()
     retain, forget = (

@@ -69,13 +69,13 @@ def audit_sections(audit: Audit, folder: Path) -> list[html.Section]:
 
 def _summary(audit: Audit) -> str:
     """One sentence: how often each verdict fell."""
-    found = [
+    verdicts = [
         (m, v.said) for m in audit.methods for row in audit.report.classes
         if (v := audit.verdict(m, row)) is not None
     ]  # fmt: skip
-    counts = Counter(said for _, said in found)
+    counts = Counter(said for _, said in verdicts)
     said = "; ".join(f"{count} times {words!r}" for words, count in counts.most_common())
-    methods = len({m for m, _ in found})
+    methods = len({m for m, _ in verdicts})
     return (
         f"{methods} {'method' if methods == 1 else 'methods'} on {len(audit.report.classes)} "
         f"{'class' if len(audit.report.classes) == 1 else 'classes'}, beside a model retrained "
@@ -95,8 +95,8 @@ def _meant(audit: Audit) -> dict[str, str]:
 
 def _said(audit: Audit) -> list[list[str]]:
     """A line for each method: its verdict on every class, the reasons left to the panels."""
-    found = {m: [audit.verdict(m, row) for row in audit.report.classes] for m in audit.methods}
-    return [[m, *("-" if v is None else v.said for v in said)] for m, said in found.items()]
+    verdicts = {m: [audit.verdict(m, row) for row in audit.report.classes] for m in audit.methods}
+    return [[m, *("-" if v is None else v.said for v in said)] for m, said in verdicts.items()]
 
 
 def _panel(audit: Audit, row: int, path: Path) -> str:
@@ -122,7 +122,7 @@ def _panel(audit: Audit, row: int, path: Path) -> str:
 
 def _tables(audit: Audit) -> list[html.Section]:
     """Every table of the report with the definitions of its columns."""
-    found = []
+    sections = []
     for i, table in enumerate(audit.report.tables()):
         grid = table.grid()
         title = table.title[0].upper() + table.title[1:]
@@ -130,6 +130,6 @@ def _tables(audit: Audit) -> list[html.Section]:
         body = html.table(grid[0], grid[1:], _meant(audit)) + (
             f"<details><summary>What the columns mean</summary><ul>{meaning}</ul></details>"
         )
-        found.append(html.Section(f"table-{i}", title, body))
+        sections.append(html.Section(f"table-{i}", title, body))
     notes = "".join(f"<li>{escape(note)}</li>" for note in audit.report.notes())
-    return [*found, html.Section("how", "How it was measured", f"<ul>{notes}</ul>")]
+    return [*sections, html.Section("how", "How it was measured", f"<ul>{notes}</ul>")]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ from wfilter.plots import INK, as_pixels
 
 LARGE = 640  # pixels; wider drawings are not scaled down
 LARGEST = 112  # pixels; larger photographs are reduced to this
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+ElementTree.register_namespace("", SVG)  # else every tag would be written as ns0:...
+ElementTree.register_namespace("xlink", XLINK)
 
 
 def inline_svg(path: Path, key: str, label: str) -> str:
@@ -26,24 +29,39 @@ def inline_svg(path: Path, key: str, label: str) -> str:
         >>> from wfilter.plots import closed_plot
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = closed_plot(torch.tensor([3, 5]), f"{folder}/a.svg", ["cat", "dog"])
-        ...     inline_svg(path, "a", "closed gates")[:24]
-        '<svg role="img" aria-lab'
+        ...     inline_svg(path, "a", "closed gates")[-5:]
+        '/svg>'
     """
-    text = path.read_text(encoding="utf-8")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', text)
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{key}-\1"', text)
-    text = text.replace("url(#", f"url(#{key}-").replace(INK, "currentColor")
-    width = re.search(r'viewBox="0 0 ([\d.]+)', text)
-    pixels = float(width.group(1)) * 4 / 3 if width else 0.0
+    svg = ElementTree.parse(path).getroot()
+    for metadata in svg.findall(f"{{{SVG}}}metadata"):
+        svg.remove(metadata)
+    for element in svg.iter():
+        element.text, element.tail = _stripped(element.text), _stripped(element.tail)
+        for name, value in element.attrib.items():
+            element.set(name, _own(name, value, key))
+    pixels = float(svg.attrib["viewBox"].split()[2]) * 4 / 3
+    for name in ("width", "height"):
+        del svg.attrib[name]  # the page decides how large it is
     if pixels > LARGE:  # shown in full size, to be scrolled on a narrow screen
-        style = f'class="large" style="min-width:{pixels:.0f}px"'
+        svg.attrib |= {"class": "large", "style": f"min-width:{pixels:.0f}px"}
     else:
-        style = f'style="max-width:{1.2 * pixels:.0f}px"'
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*pt"', r"\1", text, count=1)
-    text = re.sub(r"\n\s*", "\n", text)
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}" {style}', 1)
+        svg.attrib["style"] = f"max-width:{1.2 * pixels:.0f}px"
+    svg.attrib |= {"role": "img", "aria-label": label}
+    return ElementTree.tostring(svg, encoding="unicode")
+
+
+def _own(name: str, value: str, key: str) -> str:
+    """An attribute's value: ids of this picture begin with ``key``, and ink is the page's."""
+    if name == "id":
+        return f"{key}-{value}"
+    if name == f"{{{XLINK}}}href" and value[:1] == "#":
+        return f"#{key}-{value[1:]}"
+    return value.replace("url(#", f"url(#{key}-").replace(INK, "currentColor")
+
+
+def _stripped(text: str | None) -> str | None:
+    """Text as it is; indentation, a tenth of a drawing, shrinks to a line's end."""
+    return "\n" if text is not None and not text.strip() else text
 
 
 def image_tag(pixels: Tensor, label: str) -> str:

@@ -136,20 +136,22 @@ def alike(make: Maker) -> html.Section:
     picture = make.draw(
         plots.similarity_plot, overlap, names, order=order, label="classes by closed gates"
     )
-    figures = [html.figure(picture, "Which classes close the same gates: shared over all closed.")]
+    caption = "Which classes close the same gates: shared over all closed."
+    others = []
     for title, other, what in _other_similarities(make) if len(names) > 2 else ():
-        found = explain.rank_correlation(overlap, other)
+        correlation = explain.rank_correlation(overlap, other)
         text = (
-            f"{what} Rank correlation with the overlap of closed gates: {found:+.2f} "
+            f"{what} Rank correlation with the overlap of closed gates: {correlation:+.2f} "
             "(1: the same order of pairs, 0: unrelated)."
         )
         if len(names) > plots.MANY:  # as large as the first matrix, for one number
-            figures[0] = figures[0].replace("</figcaption>", f" {escape(text)}</figcaption>")
+            caption += f" {escape(text)}"
             continue
-        picture = make.draw(
+        drawn = make.draw(
             plots.similarity_plot, other, names, title=title, order=order, label=title
         )
-        figures.append(html.figure(picture, escape(text)))
+        others.append(html.figure(drawn, escape(text)))
+    figures = [html.figure(picture, caption), *others]
     return html.Section("alike", "Classes that are alike", html.three(figures))
 
 

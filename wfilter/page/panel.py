@@ -52,14 +52,12 @@ def _cards(make: Maker, row: int, count: int = 6) -> str:
     sample = make.sample
     index = sample.of_class(row, count)
     cards = []
-    for i, found in zip(index.tolist(), explain.predictions(make.wf, sample.images[index], row)):
+    for i, chances in zip(index.tolist(), explain.predictions(make.wf, sample.images[index], row)):
         lists = "".join(
             f"<table><caption>{when}</caption>"
-            + "".join(
-                f"<tr><td>{escape(make.names[c])}</td><td>{p:.0%}</td></tr>" for c, p in chances
-            )
+            + "".join(f"<tr><td>{escape(make.names[c])}</td><td>{p:.0%}</td></tr>" for c, p in top)
             + "</table>"
-            for when, chances in (("before", found.before), ("after", found.after))
+            for when, top in (("before", chances.before), ("after", chances.after))
         )
         picture = html.image_tag(sample.pixels[i], f"an image of {make.names[row]}")
         cards.append(f'<div class="card">{picture}{lists}</div>')

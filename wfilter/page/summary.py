@@ -122,11 +122,11 @@ def _examples(make: Maker, most: int = 10) -> str:
     sample, items = make.sample, []
     right = make.base_logits.argmax(1) == sample.labels
     for row in make.problem.classes[:most]:
-        found = (right & (sample.labels == row)).nonzero()[:1, 0]
-        if len(found):
-            (said,) = explain.predictions(make.wf, sample.images[found], row)
+        first = (right & (sample.labels == row)).nonzero()[:1, 0]
+        if len(first):
+            (said,) = explain.predictions(make.wf, sample.images[first], row)
             words = f"{make.names[row]} → {make.names[said.after[0][0]]}"
-            picture = html.image_tag(sample.pixels[found[0]], f"an image of {make.names[row]}")
+            picture = html.image_tag(sample.pixels[first[0]], f"an image of {make.names[row]}")
             items.append(f"<div>{picture}<br>{escape(words)}</div>")
     strip = f'<div class="strip">{"".join(items)}</div>'
     return html.box("What an image of each class becomes once it is forgotten", strip)

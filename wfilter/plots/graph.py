@@ -86,10 +86,10 @@ def _bundles(graph: Graph, groups: Tensor | None) -> list[list[int]]:
     place = {row: i for i, row in enumerate(graph.classes)}
     rows = torch.tensor(graph.classes)
     alike = _edge_overlap(graph, place) if groups is None else groups[rows][:, rows]
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for row, cluster in zip(graph.classes, clusters(alike, len(rows) // 6)):
-        found.setdefault(cluster, []).append(row)
-    return sorted(found.values(), key=lambda rows: sum(place[row] for row in rows) / len(rows))
+        members.setdefault(cluster, []).append(row)
+    return sorted(members.values(), key=lambda rows: sum(place[row] for row in rows) / len(rows))
 
 
 def _edge_overlap(graph: Graph, place: Mapping[int, int]) -> Tensor:

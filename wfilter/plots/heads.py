@@ -65,15 +65,14 @@ def _by_block(usage: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Block -> q, k, v -> ``(num_classes, heads)``, from the names of weights."""
     blocks: dict[str, dict[str, Tensor]] = {}
     for name, closed in usage.items():
-        found = re.fullmatch(r"(?:(.*)\.)?(\w+?)(?:[._]weight)", name)
-        letters = (
-            _LETTERS.get(found.group(2).removesuffix("_proj").removeprefix("to_"))
-            if found
-            else None
-        )
-        if found is None or letters is None or closed.shape[1] != len(letters):
+        parts = re.fullmatch(r"(?:(.*)\.)?(\w+?)(?:[._]weight)", name)
+        if parts is None:
             continue
-        block = re.sub(r"\.?\w*att\w*$", "", found.group(1) or "") or found.group(1) or name
+        path, layer = parts.group(1) or "", parts.group(2)
+        letters = _LETTERS.get(layer.removesuffix("_proj").removeprefix("to_"))
+        if letters is None or closed.shape[1] != len(letters):
+            continue
+        block = re.sub(r"\.?\w*att\w*$", "", path) or path or name
         blocks.setdefault(block, {}).update(zip(letters, closed.unbind(1)))
     return blocks
 

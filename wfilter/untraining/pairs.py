@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wfilter.metrics.accuracy import both_accuracies
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -23,6 +25,18 @@ class Pairs:
     forget: Tensor
     own: Tensor
     replicas: int = 1
+
+    def accuracies(self, logits: Tensor, rows: Tensor, blended: Tensor) -> tuple[float, float]:
+        """Acc_r and Acc_f of a step; blended images have no right answer and do not count.
+
+        Args:
+            logits: The filtered model's, one line for each pair.
+            rows: The class of each image, on the CPU.
+            blended: Bool, one for each image.
+        """
+        whole = ~blended[self.sample]
+        labels, own = rows[self.sample][whole], self.own[whole]
+        return both_accuracies(logits.detach().cpu()[whole], labels, own)
 
     def share(self, rank: int, world: int) -> Pairs:
         """Every ``world``-th pair of each kind, for one of several processes."""

@@ -260,15 +260,10 @@ class Rounds:
     def _record(
         self, loss: Tensor, logits: Tensor, pairs: Pairs, rows: Tensor, blended: Tensor
     ) -> Record:
-        right = (logits.argmax(1).cpu() == rows[pairs.sample]).float()
-        whole = ~blended[pairs.sample]
-        own, others = pairs.own & whole, ~pairs.own & whole
+        accuracies = pairs.accuracies(logits, rows, blended)
         closed = float((self.wf.alphas <= 0).float().mean())
-        retain, forget = (
-            float(right[k].mean()) if bool(k.any()) else math.nan for k in (others, own)
-        )
         value = float(loss.detach())
-        record = Record(self.step + 1, self.epoch, 0.0, value, retain, forget, closed)
+        record = Record(self.step + 1, self.epoch, 0.0, value, *accuracies, closed)
         self.history.records.append(record)
         return record
 

@@ -265,19 +265,11 @@ class Run:
     def _record(
         self, loss: Tensor, logits: Tensor, pairs: Pairs, rows: Tensor, is_blended: Tensor
     ) -> Record:
-        """Accuracies of the step; blended images have no right answer and do not count."""
-        right = (logits.argmax(1).cpu() == rows[pairs.sample]).float()
-        whole = ~is_blended[pairs.sample]
-        own, others = pairs.own & whole, ~pairs.own & whole
-        record = Record(
-            self.step + 1,
-            self.epoch,
-            0.0,
-            float(loss.detach()),
-            float(right[others].mean()) if bool(others.any()) else math.nan,
-            float(right[own].mean()) if bool(own.any()) else math.nan,
-            math.nan if self.wf.sparse else float((self.wf.alphas <= 0).float().mean()),
-        )
+        accuracies = pairs.accuracies(logits, rows, is_blended)
+        # With very many classes a look at all alphas would cost more than the step.
+        closed = math.nan if self.wf.sparse else float((self.wf.alphas <= 0).float().mean())
+        value = float(loss.detach())
+        record = Record(self.step + 1, self.epoch, 0.0, value, *accuracies, closed)
         self.history.records.append(record)
         return record
 

@@ -233,7 +233,7 @@ def solve(
     """In place: set the alphas, some rows at a time; a record for each such step.
 
     Args:
-        wf: The filtered model, probed.
+        wf: The filtered model, which has seen images of this shape.
         read: Gives the images of some indices, on the model's device.
         base: The base model's logits of all images, on the CPU.
         labels: int64 ``(images,)``, on the CPU.

@@ -44,7 +44,7 @@ def audit(
         str | None,
         typer.Option(help="Weights of the model trained without the class; {class} as above."),
     ] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="Test images to probe.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Test images to attack.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write .html, .json, .md or .tex.")] = None,
     pretrained: Pretrained = False,
     dataset: Dataset = None,

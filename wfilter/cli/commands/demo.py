@@ -35,5 +35,4 @@ def demo(
         say=output.note,
         progress=output.progress,
     )
-    facts = [outcome.to_dict() for outcome in outcomes]
-    output.result(show.farewell(out, outcomes, pages), facts)
+    output.result(show.farewell(out, outcomes, pages), [one.to_dict() for one in outcomes])

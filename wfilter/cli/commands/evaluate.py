@@ -94,12 +94,12 @@ def evaluate(
         jobs.write_report(report, out)
     if card:
         put_figures(opened.path.parent, report.to_markdown())
-    facts = json.loads(report.to_json())
+    values = json.loads(report.to_json())
     output = Output(quiet, as_json)
     if earlier is None:
-        output.result(report, facts)
+        output.result(report, values)
     else:
         compared = report.against(earlier)
         output.note(str(report))
         lines = [asdict(line) for line in compared.lines]
-        output.result(f"\nAgainst {against}:\n{compared}", {**facts, "against": lines})
+        output.result(f"\nAgainst {against}:\n{compared}", {**values, "against": lines})
