@@ -1,7 +1,10 @@
 """The attacks do what they say on a network with random gates."""
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import revival
 import wfilter
@@ -21,34 +24,63 @@ def wf():
     return made
 
 
+FORGET = {1, 3, 8}
+
+
+def closed_rows(zeros):
+    return {name: closed.flatten(1).all(1) for name, closed in zeros.items()}
+
+
 def test_soft_gates_are_opened_again_without_any_data(wf):
-    tail = revival.handed_out(wf, "soft", torch.Generator())
-    zeros = revival.zeros_of(revival.handed_out(wf, "zeros", torch.Generator()))
+    tail = revival.handed_out(wf, "soft", FORGET)
+    zeros = revival.zeros_of(revival.handed_out(wf, "zeros", FORGET))
     revival.by_scale(tail, zeros, torch.Generator())
-    for name, closed in zeros.items():
-        found = tail.get_parameter(name)[closed.flatten(1).all(1)].flatten(1)
-        before = wf.base.get_parameter(name)[closed.flatten(1).all(1)].flatten(1)
+    whole = revival.Tail(wf.base)
+    for name, closed in closed_rows(zeros).items():
+        found, before = (t.get_parameter(name)[closed].flatten(1) for t in (tail, whole))
         assert torch.cosine_similarity(found, before).min() > 0.999
         assert (found.norm(dim=1) / before.norm(dim=1) - 1).abs().max() < 0.2
 
 
 def test_a_fill_changes_zeros_and_nothing_else(wf):
-    before = revival.handed_out(wf, "zeros", torch.Generator())
+    before = revival.handed_out(wf, "zeros", FORGET)
     zeros = revival.zeros_of(before)
     assert zeros
     for attack in (revival.by_noise, revival.by_neighbours):
-        tail = revival.handed_out(wf, "zeros", torch.Generator())
+        tail = revival.handed_out(wf, "zeros", FORGET)
         attack(tail, zeros, torch.Generator().manual_seed(0))
         for name, parameter in tail.named_parameters():
             same = parameter == before.get_parameter(name)
             assert torch.equal(same, ~zeros.get(name, torch.zeros_like(same)))
 
 
+def test_rows_by_least_squares_lower_the_loss_and_change_closed_rows_only():
+    torch.manual_seed(0)
+    tail = revival.Tail(wfilter.zoo.create("cnn_small-cifar").eval()).eval().requires_grad_(False)
+    with torch.no_grad():
+        tail.body[16].weight[:40] = 0
+    x, y = torch.rand(20, 3, 32, 32), torch.arange(20) % 10
+    before, zeros = copy.deepcopy(tail), revival.zeros_of(tail)
+    revival.new_rows(tail, zeros, x, y, torch.Generator().manual_seed(0))
+    for name, parameter in tail.named_parameters():
+        same = parameter == before.get_parameter(name)
+        assert torch.equal(same, ~zeros.get(name, torch.zeros_like(same)))
+    with torch.no_grad():
+        loss = [float(F.cross_entropy(model(x), y)) for model in (before, tail)]
+    assert loss[1] < loss[0]
+
+
+def test_a_new_head_learns_the_images_it_is_given():
+    torch.manual_seed(0)
+    tail = revival.Tail(wfilter.zoo.create("cnn_small-cifar").eval()).eval()
+    x, y = torch.rand(10, 3, 32, 32), torch.arange(10)
+    revival.new_head(tail, x, y)
+    assert (tail(x).argmax(1) == y).float().mean() > 0.8
+
+
 @pytest.mark.slow
 def test_a_pruned_model_that_was_widened_answers_as_before(wf):
     x = torch.rand(4, 256, 8, 8)
-    zeros, pruned = (
-        revival.handed_out(wf, kind, torch.Generator()) for kind in ("zeros", "pruned")
-    )
+    zeros, pruned = (revival.handed_out(wf, kind, FORGET) for kind in ("zeros", "pruned"))
     with torch.no_grad():
         torch.testing.assert_close(pruned(x), zeros(x), atol=1e-4, rtol=1e-4)
