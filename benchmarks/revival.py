@@ -1,7 +1,7 @@
 """Try to bring a forgotten class back from a baked model; one JSON line per attack.
 
     python benchmarks/revival.py FILTERS                      # classes 1, 3 and 8 as one set
-    python benchmarks/revival.py FILTERS --each --references  # one by one, beside retrained networks
+    python benchmarks/revival.py FILTERS --each --references  # one by one, with retrained networks
     python benchmarks/revival.py --table
 
 FILTERS is a folder that `wfilter untrain` wrote for ``wfilter:resnet18-cifar``, ``cnn_small-cifar``

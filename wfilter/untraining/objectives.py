@@ -81,6 +81,9 @@ class Stepwise(Recipe):
         gates: ``"soft"`` sigmoids, or ``"hard"``: exactly 0 or 1 in every forward, straight-through
             gradients, and exact gates at the end.
         start: Alpha to start from when the filters are fresh; ``None`` keeps what apply set.
+        groups: One gate for all layers that make the same channel, as those that add to a residual
+            stream do, so that ``bake(prune=True)`` can take more out; see
+            `wfilter.untraining.groups`.
         evaluations: Validations per epoch.
         patience: Validations without improvement before stopping; 0 never stops early.
     """
@@ -98,6 +101,7 @@ class Stepwise(Recipe):
     regulariser: str = "global"
     gates: str = "soft"
     start: float | None = None
+    groups: bool = False
     evaluations: int = 5
     patience: int = 10
 

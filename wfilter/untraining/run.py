@@ -16,6 +16,7 @@ from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
 from wfilter.metrics.features import penultimate_features
+from wfilter.untraining.groups import find_groups, level, tie
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
 from wfilter.untraining.objectives import Distill, Seen, Stepwise
 from wfilter.untraining.optimiser import average_gradient, learning_rate, make_optimiser
@@ -50,6 +51,7 @@ class Run:
         self.best: Tensor | None = None
         self.best_loss, self.bad = math.inf, 0
         self.base_logits: dict[int, Tensor] = {}
+        self.groups: Tensor | None = None  # found when the first images are there
         self.more: dict[str, Tensor] = {}  # further tensors of a checkpoint
         self.length_matters = recipe.schedule != "constant"
         self.rank, self.world = processes()
@@ -88,7 +90,8 @@ class Run:
         prepare_alphas(self.wf, self.recipe)
         # The term on features takes one row for a whole step, and its gradient is dense.
         sets = isinstance(self.recipe, Distill) and self.recipe.set_share > 0
-        self.wf.sparse = self.wf.num_classes > 256 and not sets and not self.deep
+        dense = sets or self.deep or self.recipe.groups
+        self.wf.sparse = self.wf.num_classes > 256 and not dense
         self.forward = torch.compile(self.wf) if compile else self.wf
         self.shares = not compile
         self.optimiser = make_optimiser(self.recipe, self.wf)
@@ -168,6 +171,7 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         average_gradient(self.wf.alphas, self.world, self.step)
+        self._tie(images)
         self.between_steps = False
         self.optimiser.step()
         if before is not None and not bool(torch.isfinite(self.wf.alphas).all()):
@@ -178,6 +182,15 @@ class Run:
         self.step, self.position = self.step + 1, self.position + 1
         self.between_steps = True
         return record
+
+    def _tie(self, images: Tensor) -> None:
+        """In place: the gradients of gates that open and close together."""
+        if not self.recipe.groups:
+            return
+        if self.groups is None:
+            self.groups = find_groups(self.wf, images)
+            level(self.wf.alphas, self.groups)
+        tie(self.wf.alphas, self.groups)
 
     @property
     def _changes(self) -> bool:
