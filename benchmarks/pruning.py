@@ -1,6 +1,7 @@
 """Prune baked models: one architecture of every family, and CIFAR-10 networks without classes.
 
     python benchmarks/pruning.py --sweep            # small random models, closed at random
+    python benchmarks/pruning.py --sweep --compiled # one of each family again, compiled, too
     python benchmarks/pruning.py --cifar FILTERS    # a folder that `wfilter untrain` wrote
     python benchmarks/pruning.py --table
 
@@ -152,13 +153,17 @@ def _remove_closed(tp: Any, graph: Any, model: nn.Module) -> None:
 
 
 def sweep(args: argparse.Namespace) -> None:
-    done = {line["key"] for line in read_lines(args.out) if line["kind"] == "sweep"}
+    done = {
+        line["key"]
+        for line in read_lines(args.out)
+        if line["kind"] == "sweep" and (not args.compiled or "compiled_ms" in line)
+    }
     known = architectures()
     vision = [a for a in known if a.library == "torchvision"]
     first = {a.family: a for a in reversed(vision)}  # one of each family before the others
-    todo = [*representatives(known), *first.values(), *vision]
-    for architecture in todo:
-        if architecture.key not in done and args.only in architecture.key:
+    todo = [*first.values(), *representatives(known)]
+    for architecture in todo if args.compiled else [*todo, *vision]:
+        if architecture.key not in done and any(o in architecture.key for o in args.only):
             done.add(architecture.key)
             line = {"kind": "sweep", "key": architecture.key, "family": architecture.family}
             line |= examine(architecture, args)
@@ -175,10 +180,13 @@ def examine(architecture: Architecture, args: argparse.Namespace) -> dict[str, A
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             built = build(architecture)
-            whole = close_rows(_plain(built.model, built.x))
-            line = compare(whole, built.x, args.rounds)
+            model, x = built.model, built.x
+            if args.double:
+                model, x = model.double(), x.double()
+            whole = close_rows(_plain(model, x))
+            line = compare(whole, x, args.rounds, args.compiled)
             if args.rival and built.parameters < 2e7:
-                line["torch_pruning"] = _attempt(by_dependency_graph, whole, built.x)
+                line["torch_pruning"] = _attempt(by_dependency_graph, whole, x)
         return line
     except (Exception, TooLong) as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
@@ -247,7 +255,12 @@ def _ratio(pair: Iterable[float]) -> str:
 
 
 def tables(lines: list[dict[str, Any]]) -> str:
-    newest = {(ln["kind"], ln.get("key") or ln["model"]): ln for ln in lines}
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in lines:  # a later line need not have measured everything
+        key = line["kind"], line.get("key") or line["model"]
+        before = newest.get(key, {})
+        kept = {k: before[k] for k in ("torch_pruning", "compiled_ms") if k in before}
+        newest[key] = {**kept, **line}
     rows = [ln for ln in newest.values() if ln["kind"] == "cifar"]
     text = [
         "| model | parameters, whole | pruned | multiply-adds, whole | pruned | eager ms | "
@@ -273,22 +286,24 @@ def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
     text = [
         "Ratios are pruned / whole; of torch-pruning parameters and largest difference of logits.",
         "",
-        "| architecture | parameters | multiply-adds | eager time | largest difference (float64) | "
-        "closed units left | most of them because | torch-pruning |",
-        "|---|---:|---:|---:|---:|---:|---|---|",
+        "| architecture | parameters | multiply-adds | eager time | compiled time | "
+        "largest difference (float64) | closed units left | most of them because | torch-pruning |",
+        "|---|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     for line in rows:
         if "error" in line:
-            text.append(f"| {line['key']} | - | - | - | - | - | {line['error']} | |")
+            text.append(f"| {line['key']} | - | - | - | - | - | - | {line['error']} | |")
             continue
         rival = line.get("torch_pruning", {})
         shown = rival.get("error", "")[:60].replace("|", "/")
         if "parameters" in rival:
             shown = f"{_ratio(rival['parameters'])}, {rival['difference']:.0e}"
+        compiled = _ratio(line["compiled_ms"].values()) if "compiled_ms" in line else "-"
         why = line["left"][0][0][:70].replace("|", "/") if line["left"] else ""
         text.append(
             f"| {line['key']} | {_ratio(line['parameters'])} | {_ratio(line['multiply_adds'])} | "
-            f"{_ratio(line['eager_ms'].values())} | {line['difference_float64']:.0e} | "
+            f"{_ratio(line['eager_ms'].values())} | {compiled} | "
+            f"{line['difference_float64']:.0e} | "
             f"{line['left_units']} | {why} | {shown} |"
         )
     return text
@@ -297,8 +312,15 @@ def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="time compiled models, too")
     parser.add_argument("--rival", action="store_true", help="also torch-pruning")
-    parser.add_argument("--only", default="", help="part of an architecture's name")
+    parser.add_argument(
+        "--double",
+        action="store_true",
+        help="float64 for larger models, too: random ones can blow rounding up until it looks as "
+        "if they mixed samples",
+    )
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of architectures' names")
     parser.add_argument("--seconds", type=int, default=120, help="for one architecture")
     parser.add_argument("--cifar", type=Path, help="a folder of filters")
     parser.add_argument("--images", type=int, default=2000, help="test images for accuracies")

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import revival
+import revival_attacks as attacks
 import wfilter
 from wfilter.core.gates import HARD
 
@@ -33,9 +34,9 @@ def closed_rows(zeros):
 
 def test_soft_gates_are_opened_again_without_any_data(wf):
     tail = revival.handed_out(wf, "soft", FORGET)
-    zeros = revival.zeros_of(revival.handed_out(wf, "zeros", FORGET))
-    revival.by_scale(tail, zeros, torch.Generator())
-    whole = revival.Tail(wf.base)
+    zeros = attacks.zeros_of(revival.handed_out(wf, "zeros", FORGET))
+    attacks.by_scale(tail, zeros, torch.Generator())
+    whole = attacks.Tail(wf.base)
     for name, closed in closed_rows(zeros).items():
         found, before = (t.get_parameter(name)[closed].flatten(1) for t in (tail, whole))
         assert torch.cosine_similarity(found, before).min() > 0.999
@@ -44,9 +45,9 @@ def test_soft_gates_are_opened_again_without_any_data(wf):
 
 def test_a_fill_changes_zeros_and_nothing_else(wf):
     before = revival.handed_out(wf, "zeros", FORGET)
-    zeros = revival.zeros_of(before)
+    zeros = attacks.zeros_of(before)
     assert zeros
-    for attack in (revival.by_noise, revival.by_neighbours):
+    for attack in (attacks.by_noise, attacks.by_neighbours):
         tail = revival.handed_out(wf, "zeros", FORGET)
         attack(tail, zeros, torch.Generator().manual_seed(0))
         for name, parameter in tail.named_parameters():
@@ -56,12 +57,12 @@ def test_a_fill_changes_zeros_and_nothing_else(wf):
 
 def test_rows_by_least_squares_lower_the_loss_and_change_closed_rows_only():
     torch.manual_seed(0)
-    tail = revival.Tail(wfilter.zoo.create("cnn_small-cifar").eval()).eval().requires_grad_(False)
+    tail = attacks.Tail(wfilter.zoo.create("cnn_small-cifar").eval()).eval().requires_grad_(False)
     with torch.no_grad():
         tail.body[16].weight[:40] = 0
     x, y = torch.rand(20, 3, 32, 32), torch.arange(20) % 10
-    before, zeros = copy.deepcopy(tail), revival.zeros_of(tail)
-    revival.new_rows(tail, zeros, x, y, torch.Generator().manual_seed(0))
+    before, zeros = copy.deepcopy(tail), attacks.zeros_of(tail)
+    attacks.new_rows(tail, zeros, x, y, torch.Generator().manual_seed(0))
     for name, parameter in tail.named_parameters():
         same = parameter == before.get_parameter(name)
         assert torch.equal(same, ~zeros.get(name, torch.zeros_like(same)))
@@ -72,9 +73,9 @@ def test_rows_by_least_squares_lower_the_loss_and_change_closed_rows_only():
 
 def test_a_new_head_learns_the_images_it_is_given():
     torch.manual_seed(0)
-    tail = revival.Tail(wfilter.zoo.create("cnn_small-cifar").eval()).eval()
+    tail = attacks.Tail(wfilter.zoo.create("cnn_small-cifar").eval()).eval()
     x, y = torch.rand(10, 3, 32, 32), torch.arange(10)
-    revival.new_head(tail, x, y)
+    attacks.new_head(tail, x, y)
     assert (tail(x).argmax(1) == y).float().mean() > 0.8
 
 
