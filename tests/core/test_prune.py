@@ -321,3 +321,26 @@ def test_a_pruned_family_has_fewer_parameters_and_the_same_logits(name):
     assert result.parameters[1] < 0.95 * result.parameters[0]
     close(result.model(x), whole(x), 1e-10)
     assert copy.deepcopy(result.model)(x).shape == (4, 10)
+
+
+class Positions(nn.Module):
+    """Rotary positions as timm's Gemma makes them: in float32, whatever the model is in."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("frequencies", torch.rand(4))
+
+    def forward(self, x):
+        steps = torch.arange(1, device=x.device).float()
+        angles = self.frequencies[:, None].float() @ steps[None]
+        return self.last(self.first(x).relu()) * angles.cos().to(x.dtype).mean()
+
+
+def test_a_model_that_computes_in_another_precision_can_be_followed():
+    model = Positions().eval()
+    with torch.no_grad():
+        model.first.weight[:5] = 0
+        model.first.bias[:5] = 0
+    pruned = prune(model, torch.zeros(1, 4))
+    assert pruned.model.first.out_features == 3

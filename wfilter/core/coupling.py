@@ -205,7 +205,7 @@ class CouplingMode(TorchFunctionMode):
     def _matmul(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
         """Of attention weights and values, whose channels go through; anything else is fixed."""
         self.fix(a, "a factor of a matrix product")
-        shape = func(a, b).shape
+        shape = func(a.double(), b.double()).shape  # names stay in float64 where a model casts
         if b.ndim < 2 or not self._all_fixed(a):
             self.fix(b, "a factor of a matrix product")
             return self.unknown(shape, a)
