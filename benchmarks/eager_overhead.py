@@ -23,12 +23,20 @@ from typing import Any
 import timm
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import wfilter
 from wfilter import bench
 
 RESULTS = Path(__file__).parent / "results"
 CALLS, WARM = 20, 3
+
+
+class Empty(TorchFunctionMode):
+    """Passes every call on: what any ``TorchFunctionMode`` costs, and gates need one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def networks() -> dict[str, tuple[nn.Module, int]]:
@@ -52,9 +60,14 @@ def paths(wf: wfilter.FilteredModel, image: torch.Tensor) -> dict[str, Callable[
         with wf.forgetting(3):
             return [wf(image) for _ in range(CALLS)]
 
+    def empty() -> Any:
+        with Empty():
+            return wf.base(image)
+
     many = lambda call: lambda: [call() for _ in range(CALLS)]  # noqa: E731
     return {
         "base": many(lambda: wf.base(image)),
+        "empty mode": many(empty),
         "wf(x)": many(lambda: wf(image)),
         "labels": many(lambda: wf(image, forget=label)),
         "sets": many(lambda: wf(image, forget=chosen)),
@@ -113,7 +126,8 @@ def main() -> None:
     text = (
         "# Python's share of an eager forward\n\nMade by `python benchmarks/eager_overhead.py`: "
         "processor time of one image on networks with hardly any arithmetic, as ratios to the base "
-        f"model (commit {commit}, torch {torch.__version__}). Compiled forwards have none of it.\n"
+        f"model (commit {commit}, torch {torch.__version__}). An empty `TorchFunctionMode` around "
+        "the base model is the least that gates can cost. Compiled forwards have none of it.\n"
     )
     args.out.with_suffix(".md").write_text(f"{text}\n{table(lines)}\n", encoding="utf-8")
 

@@ -1,8 +1,11 @@
 """Outputs scaled by gates: what may be changed in place, and batches the probe did not foresee."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from helpers import apply, close, images, tiny
@@ -43,3 +46,30 @@ def test_model_that_splits_large_batches_is_right_below_and_refused_above(name):
     close(wf(x, forget=labels), reference.logits(wf, x, labels))
     with pytest.raises(RuntimeError, match=r"entries for 16 samples, where the inspection saw \d"):
         wf(torch.cat([x, x]), forget=torch.cat([labels, labels]))
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.name().removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_the_gates_of_many_layers_are_shaped_and_split_in_one_call():
+    x = images(4, 3, 8, 8)
+    depth = 6
+    layers = [nn.Conv2d(3, 3, 3, padding=1, bias=False, dtype=x.dtype) for _ in range(depth)]
+    wf = apply(nn.Sequential(*layers, nn.Flatten()), x, targets="*")
+    labels = torch.tensor([0, 1, 2, -1])
+    with Counted() as base:
+        wf(x)
+    with Counted() as mixed:
+        wf(x, forget=labels)
+    added = mixed.calls - base.calls
+    assert added["mul_.Tensor"] == depth
+    assert added["split_with_sizes"] == added["embedding"] == added["sigmoid"] == 1
+    assert sum(added.values()) <= depth + 16

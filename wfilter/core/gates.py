@@ -199,4 +199,4 @@ def traced(x: Tensor) -> bool:
 def readable(values: Tensor) -> bool:
     """Whether Python can look at values for free: on the CPU, not traced, not under vmap."""
     batched = torch._C._functorch.is_batchedtensor(values)
-    return values.device.type == "cpu" and not batched and not traced(values)
+    return values.is_cpu and not batched and not traced(values)

@@ -176,7 +176,13 @@ def find_sites(
 
 def sites_now(found: Sequence[Owned]) -> dict[int, Site]:
     """By the tensors that the modules hold at this moment, as moving a model gives it others."""
-    return {id(getattr(module, name)): site for module, name, site in found}
+    return {id(_tensor(module, name)): site for module, name, site in found}
+
+
+def _tensor(module: nn.Module, name: str) -> object:
+    """``getattr``, which asks for parameters last and takes a microsecond to get there."""
+    parameter = module._parameters.get(name)
+    return getattr(module, name) if parameter is None else parameter
 
 
 @torch.no_grad()

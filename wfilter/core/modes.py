@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ class GateMode(InterceptMode):
         self.weights = weights or {}
         self.replicas = replicas
         self.acted: set[int] = set()
-        self._tables: dict[object, Tensor] = {}
+        self.batch = gates.shape[0] if gates.ndim == 2 else None
+        self._tables: dict[object, dict[int, Tensor]] = {}
+        self._simple = not self.weights and not self.watches
         self._compiling = traced(gates)
         self._tracked = self._compiling or _is_tracked(gates)
         self._recomputation = Recomputation(differentiated or gates.requires_grad)
@@ -43,11 +46,14 @@ class GateMode(InterceptMode):
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if self._simple:  # most forwards: every microsecond is theirs
+            rule = RULES.get(func)
+            if rule is not None:
+                return rule(self, func, args, kwargs or {})
+            return func(*args, **kwargs) if kwargs else func(*args)
         if self.weights:
             args = tuple(self._gated(value) for value in args)
             kwargs = {key: self._gated(value) for key, value in (kwargs or {}).items()}
-        elif func not in RULES and not self.watches:  # most calls: every microsecond is theirs
-            return func(*args, **kwargs) if kwargs else func(*args)
         return super().__torch_function__(func, types, args, kwargs)
 
     def _gated(self, value: Any) -> Any:
@@ -86,11 +92,13 @@ class GateMode(InterceptMode):
         for found in (site, bias_site):
             if found is not None:
                 self._note(found.index)
-        layout = None
-        if self.gates.ndim == 2:
+        layout = position = None
+        if self.batch is not None:
             layout = (site or bias_site).layout  # type: ignore[union-attr]
-            output = self._samples(output, layout)  # type: ignore[arg-type]
-        position = None if layout is None else layout.axis + (layout.order == "minor")
+            assert layout is not None
+            position = layout.axis + (layout.order == "minor")
+            if layout.order != "plain" or output.shape[layout.axis] != self.batch:
+                output = self._samples(output, layout)
         shift = None
         if bias is not None:
             shift = place(_cast(bias, output.dtype), output, axis, None)
@@ -122,21 +130,26 @@ class GateMode(InterceptMode):
         if self._compiling or output.shape[axis] != units:  # a graph casts where it multiplies
             values = self.gates[..., site.start : site.stop].to(output.dtype)
             return place(values, output, axis, position)
-        # Cast and shaped for all targets at once: one kernel, and one view for each target.
+        # Cast, shaped and split for all targets at once: one kernel, one call for all views, and
+        # one sum of gradients instead of a padded one for each target.
         key = output.dtype, output.ndim, axis, position
-        table = self._tables.get(key)
-        if table is None:
+        pieces = self._tables.get(key)
+        if pieces is None:
             shape = [1] * output.ndim
             shape[axis] = self.gates.shape[-1]
-            if position is not None and self.gates.ndim == 2:
-                shape[position] = self.gates.shape[0]
-            table = self._tables[key] = self._in(output.dtype).reshape(shape)
-        return table.narrow(axis, site.start, units)
+            if position is not None and self.batch is not None:
+                shape[position] = self.batch
+            table = self.gates.to(output.dtype).reshape(shape)
+            pieces = self._tables[key] = self._split(table, axis)
+        return pieces[site.start]
 
-    def _in(self, dtype: torch.dtype) -> Tensor:
-        if dtype not in self._tables:
-            self._tables[dtype] = self.gates.to(dtype)
-        return self._tables[dtype]
+    def _split(self, table: Tensor, axis: int) -> dict[int, Tensor]:
+        """The part of each target by its first unit; targets without a site lie in between."""
+        sites = self.sites.values()
+        ends = {end for site in sites for end in (site.start, site.stop)}
+        bounds = sorted(ends | {0, table.shape[axis]})
+        sizes = [stop - start for start, stop in pairwise(bounds)]
+        return dict(zip(bounds, torch.split_with_sizes(table, sizes, axis)))
 
     def _multiply_add(self, output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
         """``scale * output + shift``, in place where no gradient or transform needs the output.

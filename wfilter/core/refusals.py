@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +14,8 @@ from wfilter.core.filters import is_marked
 from wfilter.core.forget import Rows
 from wfilter.core.gates import HARD, readable
 
+_is_training = attrgetter("training")
+
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
@@ -20,7 +24,8 @@ def check_base(base: nn.Module, parts: Iterable[nn.Module]) -> None:
     """Stop where the base model, of these ``parts``, is not as apply left it."""
     if not is_marked(base):
         raise RuntimeError("the filters of this model were removed. Apply them again.")
-    refuse_training(parts)
+    if any(map(_is_training, parts)):
+        refuse_training(parts)
 
 
 def refuse_training(parts: Iterable[nn.Module]) -> None:
@@ -37,15 +42,16 @@ def refuse_training(parts: Iterable[nn.Module]) -> None:
 def check_values(wf: FilteredModel, wanted: Rows | Tensor) -> None:
     """Stop at alphas that are not finite, and at pinned ones that moved."""
     wf.pins.check(wf)
-    if not readable(wf.alphas):
+    alphas = wf.alphas.detach()
+    if not readable(alphas):
         return  # looking at values would wait for the device
     if isinstance(wanted, tuple):
-        rows = wf.alphas[list(wanted)]
+        rows = alphas[wanted[0]] if len(wanted) == 1 else alphas[list(wanted)]
     elif wanted.dtype == torch.int64 and readable(wanted):
-        rows = wf.alphas[wanted.clamp(0, wf.num_classes - 1)]
+        rows = alphas.index_select(0, wanted.clamp(0, wf.num_classes - 1))
     else:
-        rows = wf.alphas
-    if not bool(torch.isfinite(rows.detach().sum())):
+        rows = alphas
+    if not math.isfinite(rows.sum().item()):
         refuse_bad_alphas(wf)
 
 

@@ -56,8 +56,12 @@ class LinearInWeight:
 
     def __call__(self, mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
         """The gated output, or the plain call when neither weight nor bias is a target."""
-        weight = _argument(args, kwargs, self.weight)
-        bias = None if self.bias is None else _argument(args, kwargs, self.bias)
+        place, key = self.weight
+        weight = args[place] if len(args) > place else kwargs.get(key)
+        bias = None
+        if self.bias is not None:
+            place, key = self.bias
+            bias = args[place] if len(args) > place else kwargs.get(key)
         if mode.inspecting:
             mode.unknown_use(function, self._others(args, kwargs))
         elif not mode.derived and id(weight) not in mode.sites and id(bias) not in mode.sites:
@@ -80,10 +84,6 @@ class LinearInWeight:
         places, keys = [s[0] for s in slots], [s[1] for s in slots]
         by_place = [value for i, value in enumerate(args) if i not in places]
         return by_place + [value for key, value in kwargs.items() if key not in keys]
-
-
-def _argument(args: Any, kwargs: Any, slot: tuple[int, str]) -> Any:
-    return args[slot[0]] if len(args) > slot[0] else kwargs.get(slot[1])
 
 
 def _without(args: Any, kwargs: Any, slot: tuple[int, str]) -> tuple[Any, Any]:
