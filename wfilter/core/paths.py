@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,13 +129,23 @@ def _run(
         with one_graph(), _passing_entries(), mode, at_head:
             output = inputs.run(wf.base)
         output = at_head.features() if features else output
-    if not torch.compiler.is_dynamo_compiling() and mode.idle():
+    idle = [] if torch.compiler.is_dynamo_compiling() else mode.idle()
+    if idle and not (inspection.singly and _is_as_applied(wf)):
         raise RuntimeError(
-            f"{wf.targets[mode.idle()[0]].name} was not gated in this forward, though the "
+            f"{wf.targets[idle[0]].name} was not gated in this forward, though the "
             "inspection saw it used. If a part of the model was compiled or replaced after "
             "apply_weight_filtering, undo that; to compile, call wf.compile()."
         )
     return output
+
+
+def _is_as_applied(wf: FilteredModel) -> bool:
+    """Whether a target may rest because the sample took another branch: no part is new or compiled.
+
+    Models that branch on their samples have no way but one sample at a time.
+    """
+    compiled = any(part._compiled_call_impl is not None for part in wf.parts)
+    return not compiled and all(map(is_, wf.base.modules(), wf.parts))
 
 
 def _passing_entries() -> AbstractContextManager[None]:
