@@ -144,7 +144,7 @@ def _is_as_applied(wf: FilteredModel) -> bool:
 
     Models that branch on their samples have no way but one sample at a time.
     """
-    compiled = any(part._compiled_call_impl is not None for part in wf.parts)
+    compiled = any(module._compiled_call_impl is not None for module in wf.parts)
     return not compiled and all(map(is_, wf.base.modules(), wf.parts))
 
 
