@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import wfilter
 from common import RESULTS, add_set, append_line, changed, commit, read_lines
@@ -108,10 +108,8 @@ def measure(
     }
 
 
-def run(args: argparse.Namespace) -> dict:
-    """One untraining, measured."""
-    code = commit()  # now: by the end of the run the repository may have moved on
-    torch.manual_seed(args.seed)
+def load(args: argparse.Namespace) -> tuple[nn.Module, wfilter.InMemory, data.ImageSet]:
+    """The network, the images to untrain on, and those to measure on."""
     spec = f"wfilter:{args.model}"
     model = zoo.build(spec, weights=args.weights or zoo.weights_path(spec))
     model.to(memory_format=torch.channels_last)
@@ -126,7 +124,15 @@ def run(args: argparse.Namespace) -> dict:
     augment = None
     if args.shift:
         augment = partial(data.shift_and_flip, pad=args.shift, flip=name == "cifar10")
-    wf = wfilter.apply_weight_filtering(model, class_names=train.class_names)
+    return model, wfilter.InMemory(images, labels, args.batch_size, augment), test
+
+
+def run(args: argparse.Namespace) -> dict:
+    """One untraining, measured."""
+    code = commit()  # now: by the end of the run the repository may have moved on
+    torch.manual_seed(args.seed)
+    model, train, test = load(args)
+    wf = wfilter.apply_weight_filtering(model, class_names=test.class_names)
     recipe = changed(args.recipe, args.set)
     label = "".join(c if c.isalnum() else "-" for c in args.name or args.recipe)
     keep = Path(args.keep) / f"{args.model}-{label}-{args.seed}"
@@ -134,7 +140,7 @@ def run(args: argparse.Namespace) -> dict:
     before = time.process_time()
     history = wfilter.untrain(
         wf,
-        wfilter.InMemory(images, labels, args.batch_size, augment),
+        train,
         recipe=recipe,
         steps=args.steps,
         seed=args.seed,
@@ -148,17 +154,7 @@ def run(args: argparse.Namespace) -> dict:
     figures = measure(wf, test, args.seed, sizes, args.set_images)
     gates = wf.alphas.detach().sigmoid()
     return {
-        "model": args.model,
-        "name": args.name or args.recipe,
-        "recipe": recipe.to_dict(),
-        "seed": args.seed,
-        "steps": args.steps,
-        "batch_size": args.batch_size,
-        "train_images": args.train_images,
-        "shift": args.shift,
-        "test_images": len(test),
-        "set_images": min(len(test), args.set_images),
-        "skipped": args.skip,
+        **settings_of(args, recipe, len(test)),
         **figures,
         "closed": round(100 * float((gates < 0.5).float().mean()), 3),
         "exact": round(100 * float(((gates == 0) | (gates == 1)).float().mean()), 3),
@@ -172,6 +168,23 @@ def run(args: argparse.Namespace) -> dict:
         "base": fingerprint(model)[:16],
         "commit": code,
         "note": args.note,
+    }
+
+
+def settings_of(args: argparse.Namespace, recipe: wfilter.Recipe, tested: int) -> dict:
+    """What a line says of how its run was made."""
+    return {
+        "model": args.model,
+        "name": args.name or args.recipe,
+        "recipe": recipe.to_dict(),
+        "seed": args.seed,
+        "steps": args.steps,
+        "batch_size": args.batch_size,
+        "train_images": args.train_images,
+        "shift": args.shift,
+        "test_images": tested,
+        "set_images": min(tested, args.set_images),
+        "skipped": args.skip,
     }
 
 

@@ -218,6 +218,21 @@ def dataset_of(model: str) -> str:
 # ---- one arm ------------------------------------------------------------------------------------
 
 
+def untrain(
+    wf: wfilter.FilteredModel, images: Tensor, labels: Tensor | None, args: argparse.Namespace
+) -> float:
+    """In place: untrain on these images; the CPU seconds it took."""
+    augment = None
+    if args.shift:
+        flip = dataset_of(args.model) == "cifar10"
+        augment = partial(data.shift_and_flip, pad=args.shift, flip=flip)
+    began = time.process_time()
+    train = wfilter.InMemory(images, labels, args.batch_size, augment)
+    recipe = changed(args.recipe, args.set)
+    wfilter.untrain(wf, train, recipe=recipe, steps=args.steps, seed=args.seed)
+    return time.process_time() - began
+
+
 def run(arm: str, args: argparse.Namespace) -> dict:
     """One arm: make its images, untrain, measure on the other half of the test set."""
     torch.manual_seed(args.seed)
@@ -228,29 +243,21 @@ def run(arm: str, args: argparse.Namespace) -> dict:
     test = data.load(name, "test", **vars(zoo.input_facts(spec)))
     seen, kept = halves(test, args.test_images)
     before = time.process_time()
-    found = source(arm, args, model, seen)
-    images = found.images.contiguous(memory_format=torch.channels_last)
-    classes = answers(model, images) if found.labels is None else found.labels
-    counts = classes.bincount(minlength=10).tolist()
-    labels, unique = found.labels, len(images)
+    made = source(arm, args, model, seen)
+    images = made.images.contiguous(memory_format=torch.channels_last)
+    classes = answers(model, images) if made.labels is None else made.labels
+    counts, unique = classes.bincount(minlength=10).tolist(), len(images)
     if arm == "other":
         images = images[balanced(classes, torch.Generator().manual_seed(args.seed))]
-    made = time.process_time() - before
+    making = time.process_time() - before
     wf = wfilter.apply_weight_filtering(model, class_names=test.class_names)
-    augment = None
-    if args.shift:
-        augment = partial(data.shift_and_flip, pad=args.shift, flip=name == "cifar10")
-    recipe = changed(args.recipe, args.set)
-    before = time.process_time()
-    train = wfilter.InMemory(images, labels, args.batch_size, augment)
-    wfilter.untrain(wf, train, recipe=recipe, steps=args.steps, seed=args.seed)
-    spent = time.process_time() - before
+    untraining_took = untrain(wf, images, made.labels, args)
     figures = untraining.measure(wf, kept, args.seed, SIZES, args.set_images)
     gates = wf.alphas.detach().sigmoid()
     return {
         "model": args.model,
         "arm": arm,
-        "source": found.text,
+        "source": made.text,
         "images": unique,
         "answers": counts,
         "recipe": args.recipe,
@@ -262,8 +269,8 @@ def run(arm: str, args: argparse.Namespace) -> dict:
         "test_images": len(kept),
         **figures,
         "closed": round(100 * float((gates < 0.5).float().mean()), 3),
-        "make_cpu_seconds": round(made, 1),
-        "untrain_cpu_seconds": round(spent, 1),
+        "make_cpu_seconds": round(making, 1),
+        "untrain_cpu_seconds": round(untraining_took, 1),
         "command": shlex.join(["python", *sys.argv]),
         "commit": code,
         "environment": environment(),

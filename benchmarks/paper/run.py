@@ -125,10 +125,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tables", action="store_true", help="only rebuild the tables")
     args = parser.parse_args()
     if args.quick:
-        images = 8 if args.dataset == "imagenet" else 40
-        args.steps, args.batch_size, args.train_images, args.test_images = 2, 4, images, images
-        args.few_images, args.relearn_epochs = images // 2, 1
-        args.rows, args.rival_epochs = args.rows or args.relearn_rows or [3], 1
+        shrink(args)
+    refuse_contradictions(parser, args)
+    return args
+
+
+def shrink(args: argparse.Namespace) -> None:
+    """In place: the smallest numbers with which every path still runs."""
+    images = 8 if args.dataset == "imagenet" else 40
+    args.steps, args.batch_size, args.train_images, args.test_images = 2, 4, images, images
+    args.few_images, args.relearn_epochs = images // 2, 1
+    args.rows, args.rival_epochs = args.rows or args.relearn_rows or [3], 1
+
+
+def refuse_contradictions(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.weights and args.dataset != "imagenet":
         parser.error("--weights is for --dataset imagenet; others come from --originals")
     if args.random_weights and not args.quick:
@@ -138,7 +148,6 @@ def parse_arguments() -> argparse.Namespace:
     stray = set(args.relearn_rows or ()) - set(args.rows or args.relearn_rows or ())
     if stray:
         parser.error(f"--relearn-rows has {sorted(stray)}, which --rows has not")
-    return args
 
 
 # ---- one method on one backbone -----------------------------------------------------------------

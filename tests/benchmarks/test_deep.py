@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import deep
+import deep_ideas
 import wfilter
 
 TERMS = {idea: make for idea, (_, make) in deep.IDEAS.items() if make is not None}
@@ -30,7 +31,7 @@ def test_look_alikes_leave_nothing_to_do_at_their_own_target():
     logits = torch.tensor([[9.0, 5.0, 0.0], [0.0, 99.0, 0.0], [0.0, 0.0, 99.0]])
     base = torch.tensor([[0.0], [2.0], [9.0]])
     there = torch.tensor([[2.0], [9.0]])  # the first looks like class 1; the other is retained
-    term = deep.alike(there, base, logits, torch.tensor([0, 2]), torch.tensor([0, 1]))
+    term = deep_ideas.alike(there, base, logits, torch.tensor([0, 2]), torch.tensor([0, 1]))
     assert term < 0.01
 
 
