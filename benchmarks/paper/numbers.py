@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DATASETS = ("mnist", "cifar10", "imagenet")
 BACKBONES = ("vgg16", "resnet18", "vit_tiny", "vit_small", "resnet50", "resnet101")
-FILTERED = ("paper", "distill", "distill-soft")
+FILTERED = ("paper", "auto", "distill", "distill-soft")
 RIVALS = ("retrained", "random_labels", "negative_gradients")
 METHODS = ("original", *FILTERED, *RIVALS)
 # The backbones that have every number in the paper.

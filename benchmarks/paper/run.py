@@ -1,9 +1,14 @@
 """The paper's tables: its numbers and ours side by side, every cell of ours from a stored line.
 
+    python benchmarks/paper --dataset cifar10 --backbone resnet18     # by the default recipe
     python benchmarks/paper --dataset cifar10 --backbone resnet18 --method distill --seed 0
     python benchmarks/paper --dataset mnist --backbone vit_tiny --method retrained --rows 0 3 8
     python benchmarks/paper --dataset imagenet --backbone vit_tiny --method distill
     python benchmarks/paper --tables     # rebuild table1.md, table2.md and the pages' tables
+
+``--method auto`` is the library's default recipe, with no setting for any backbone: it decides how
+long, so ``--steps`` is not for it, and where it ends with feature rows there are no gates to draw
+curves of. Its verdict is in the line's options.
 
 A run measures one method on one backbone and appends a JSON line with its command, seed, commit and
 environment to ``results/paper.jsonl``; one that is there already is not run again (``--again``
@@ -96,11 +101,11 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", choices=DATASETS, default="cifar10")
     parser.add_argument("--backbone", choices=BACKBONES, default="resnet18")
-    parser.add_argument("--method", choices=METHODS, default="distill")
+    parser.add_argument("--method", choices=METHODS, default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=int, nargs="+", help="classes; default all")
     parser.add_argument("--filters", type=Path, help="finished filters instead of untraining")
-    parser.add_argument("--steps", type=int, default=500, help="of untraining")
+    parser.add_argument("--steps", type=int, help="of untraining; 500, and as auto decides")
     add_set(parser)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--train-images", type=int, default=20_000)
@@ -126,6 +131,8 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
         shrink(args)
+    elif args.steps is None and args.method != "auto":
+        args.steps = 500
     refuse_contradictions(parser, args)
     return args
 
@@ -254,8 +261,9 @@ def make_method(
     if args.method in FILTERED:
         told = ("steps", "batch_size", "train_images", "set", "bfloat16")
         options = {"files": [args.filters.name]} if args.filters else pick(args, told)
-        options |= {"recipe": recipe_of(args).name}
-        return Method.of_filtered(filtered(args, model, train), rows), options
+        wf, verdict = filtered(args, model, train)
+        options |= {"recipe": recipe_of(args).name} | ({"verdict": verdict} if verdict else {})
+        return Method.of_filtered(wf, rows), options
     if args.method == "retrained":
         models, files = retrained(args, rows)
         return Method.of_models("retrained", models), {"files": files}
@@ -318,10 +326,10 @@ def pick(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
 
 def filtered(
     args: argparse.Namespace, model: nn.Module, train: data.ImageSet
-) -> wfilter.FilteredModel:
-    """Untrained here, or read from a file."""
+) -> tuple[wfilter.FilteredModel, str]:
+    """Untrained here, or read from a file; and what the untraining said of itself."""
     if args.filters is not None:
-        return wfilter.load(args.filters, model)
+        return wfilter.load(args.filters, model), ""
     wf = wfilter.apply_weight_filtering(model, class_names=train.class_names)
     recipe = recipe_of(args)
     args.keep.mkdir(parents=True, exist_ok=True)
@@ -329,16 +337,18 @@ def filtered(
     size += "-bfloat16" * args.bfloat16
     keep = args.keep / f"{args.dataset}-{args.backbone}-{recipe.name}-{size}-{args.seed}"
     val = None
-    if recipe.patience:  # the paper stops early, by images of its test set; ours by training images
+    if getattr(
+        recipe, "patience", 0
+    ):  # the paper stops early, by images of its test set; ours by training images
         train, held_out = data.hold_out(train, VALIDATION)
         val = data.batches(held_out, args.batch_size)
     batches = data.batches(train, args.batch_size, shuffle=True, seed=args.seed)
     checkpoint = {} if args.quick else {"checkpoint": f"{keep}.checkpoint", "resume": True}
     options = {"recipe": recipe, "steps": args.steps, "seed": args.seed, "amp": args.bfloat16}
-    wfilter.untrain(wf, batches, val, **options, **checkpoint)
+    history = wfilter.untrain(wf, batches, val, **options, **checkpoint)
     if not args.quick:
         wf.save(f"{keep}.safetensors")
-    return wf
+    return wf, history.verdict
 
 
 def recipe_of(args: argparse.Namespace) -> wfilter.Recipe:

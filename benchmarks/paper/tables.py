@@ -43,7 +43,8 @@ def table1(runs: Sequence[Run]) -> str:
         "per cent, ± the standard deviation over seeds; relearn epochs of the baked model's "
         "weights, classes that never came back in brackets, of ten unless it says of how many, and "
         "at most 100 epochs unless it names the cap. `paper` is the paper's WF-Net, on our side "
-        "its recipe as we read it; `distill` is our recipe. Models retrained beside an earlier "
+        "its recipe as we read it; `auto` is the default recipe with no setting for "
+        "any backbone, `distill` our fixed one. Models retrained beside an earlier "
         "original are kept, but for relearning, which ends at the original's accuracy. A dash in "
         "the paper's column: not in the paper; in ours: not measured, with the reason.",
         "",

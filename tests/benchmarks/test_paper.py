@@ -25,7 +25,7 @@ from wfilter.evaluation.report import Report
 from wfilter.metrics import METRICS, Budget, Cell, Problem
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "paper"
-METHODS = ["original", "distill", "paper", "random_labels", "negative_gradients"]
+METHODS = ["original", "auto", "distill", "paper", "random_labels", "negative_gradients"]
 
 
 def line(**changes):

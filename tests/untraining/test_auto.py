@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import digits
 import wfilter
 from helpers import linear, samples
+from wfilter import explain
 from wfilter.core.forget import as_sets
 from wfilter.data.batches import InMemory
 from wfilter.untraining.auto import AutoRun
@@ -99,6 +100,21 @@ def test_what_the_default_made_survives_saving_baking_and_its_oracle(tmp_path):
     torch.testing.assert_close(again(x, forget=labels), wf(x, forget=labels))
     assert max(wf.verify(x, forget=labels).values()) < 1e-3
     assert 3 not in wf.bake(forget=3)(x).argmax(1).tolist()
+
+
+def test_units_are_not_told_where_all_gates_are_open_and_curves_are_left_out():
+    wf, _ = by_default()
+    x, labels = (part[:60] for part in digits.data()[1])
+    for ask in (
+        lambda: explain.top_units(wf, 3),
+        lambda: explain.similarity(wf),
+        lambda: explain.class_curves(wf, x, 3),
+    ):
+        with pytest.raises(ValueError, match=r"all their gates are open.*'distill-soft' for small"):
+            ask()
+    report = wfilter.evaluate(wf, (x, labels), metrics=["accuracy", "curves"], classes=[3])
+    assert report.value("wfilter", "Acc_f") == 0
+    assert report.value("wfilter", "insertion") is None
 
 
 def test_the_default_starts_over_where_it_ended_with_feature_rows():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from wfilter import metrics
 from wfilter.core.gates import slices
 from wfilter.core.model import FilteredModel
-from wfilter.metrics.layers import all_gates, find_layer
+from wfilter.metrics.layers import all_gates, find_layer, refuse_open_gates
 
 
 def similarity(wf: FilteredModel, layer: str | None = None) -> Tensor:
@@ -26,6 +26,7 @@ def similarity(wf: FilteredModel, layer: str | None = None) -> Tensor:
         >>> similarity(wf)[0]
         tensor([1.0000, 0.3333, 0.0000], dtype=torch.float64)
     """
+    refuse_open_gates(wf)
     closed = 1 - all_gates(wf).double()
     if layer is not None:
         closed = closed[:, slices(wf.targets)[find_layer(wf, layer)]]

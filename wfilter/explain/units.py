@@ -12,7 +12,15 @@ from wfilter.core.gates import slices
 from wfilter.core.model import FilteredModel
 from wfilter.core.targets import Target
 from wfilter.explain.similarity import class_order, similarity
-from wfilter.metrics.layers import CLOSED, all_gates, find_layer, live_layers, ranking, row_of
+from wfilter.metrics.layers import (
+    CLOSED,
+    all_gates,
+    find_layer,
+    live_layers,
+    ranking,
+    refuse_open_gates,
+    row_of,
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ def top_units(
     """
     if k < 1:
         raise ValueError(f"k={k} is not a number of units: pass 1 or more.")
+    refuse_open_gates(wf)
     row = row_of(wf, forget)
     spans = slices(wf.targets)
     span = slice(0, wf.alphas.shape[1]) if layer is None else spans[find_layer(wf, layer)]

@@ -20,7 +20,14 @@ from wfilter.core.outputs import logits_of
 from wfilter.data.checks import check_logits
 from wfilter.data.running import evaluating
 from wfilter.metrics.cells import Column
-from wfilter.metrics.layers import find_layer, live_layers, ranking, row_of
+from wfilter.metrics.layers import (
+    find_layer,
+    forgets_by_gates,
+    live_layers,
+    ranking,
+    refuse_open_gates,
+    row_of,
+)
 from wfilter.metrics.method import Method
 from wfilter.metrics.problem import Problem
 from wfilter.metrics.registry import Measured, by_class, metric
@@ -257,6 +264,7 @@ def class_curves(
         ("insertion", "random"),
         ("deletion", "random"),
     )
+    refuse_open_gates(wf)
     row = row_of(wf, forget)
     return ClassCurves(*_curves(wf, images, row, kinds, steps=steps, layers=layers, seed=seed))
 
@@ -366,7 +374,7 @@ def _columns(problem: Problem) -> list[Column]:
 @metric("curves", _columns, order=80)
 def measure_curves(method: Method, problem: Problem) -> Measured:
     """Areas of insertion and deletion, by gate and in a random order."""
-    if method.filtered is None:
+    if method.filtered is None or not forgets_by_gates(method.filtered):
         return Measured({})
     wf, budget, points = method.filtered, problem.budget, {}
 

@@ -77,3 +77,24 @@ def live_layers(wf: FilteredModel) -> tuple[str, ...]:
     return tuple(
         n for n, span in slices(wf.targets).items() if bool((gates[:, span] < CLOSED).any())
     )
+
+
+def forgets_by_gates(wf: FilteredModel) -> bool:
+    """Whether gates have a part in it: not so where there are feature rows and all gates are open.
+
+    Example:
+        >>> import wfilter
+        >>> forgets_by_gates(wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="*"))
+        True
+    """
+    return wf.feature_rows is None or bool(live_layers(wf))
+
+
+def refuse_open_gates(wf: FilteredModel) -> None:
+    """Stop where units are asked for and no gate can tell any."""
+    if not forgets_by_gates(wf):
+        raise ValueError(
+            "these filters forget by feature rows and all their gates are open, so that gates say "
+            "nothing about units. Untrain gates to see which units make a class: "
+            "recipe='distill-soft' for small networks, 'distill' for wide ones."
+        )
