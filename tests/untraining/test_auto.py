@@ -18,6 +18,7 @@ from helpers import linear, samples
 from wfilter import explain
 from wfilter.core.forget import as_sets
 from wfilter.data.batches import InMemory
+from wfilter.metrics import Budget
 from wfilter.untraining.auto import AutoRun
 from wfilter.untraining.history import Ended, History
 from wfilter.untraining.instant import Instant
@@ -112,8 +113,12 @@ def test_units_are_not_told_where_all_gates_are_open_and_curves_are_left_out():
     ):
         with pytest.raises(ValueError, match=r"all their gates are open.*'distill-soft' for small"):
             ask()
-    report = wfilter.evaluate(wf, (x, labels), metrics=["accuracy", "curves"], classes=[3])
+    budget = Budget(relearn_epochs=1, relearn_samples=4)
+    metrics = ["accuracy", "curves", "relearn"]
+    options = {"train": (x, labels), "budget": budget, "classes": [3]}
+    report = wfilter.evaluate(wf, (x, labels), metrics=metrics, **options)
     assert report.value("wfilter", "Acc_f") == 0
+    assert report.value("wfilter", "relearn alphas") is None
     assert report.value("wfilter", "insertion") is None
 
 

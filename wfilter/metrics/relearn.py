@@ -22,6 +22,7 @@ from wfilter.data.running import (
 )
 from wfilter.metrics.accuracy import accuracy
 from wfilter.metrics.cells import Cell, Column
+from wfilter.metrics.layers import forgets_by_gates
 from wfilter.metrics.method import Method, run
 from wfilter.metrics.problem import Problem
 from wfilter.metrics.registry import Measured, by_class, metric
@@ -193,7 +194,7 @@ def measure_relearn(method: Method, problem: Problem) -> Measured:
         }
         known = [problem.of_class(row)]
         epochs: dict[str, float | None] = {}
-        if method.filtered is not None:
+        if method.filtered is not None and forgets_by_gates(method.filtered):
             with trainable(method.filtered, row) as (forward, alphas):
                 epochs["relearn alphas"] = relearn_time(
                     *(method.filtered, row, problem.train, known),
