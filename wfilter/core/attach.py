@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -20,6 +19,7 @@ from wfilter.core.inspection import Inspection, Plan, inspect, make_plan
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import Inputs, read_example
 from wfilter.core.proof import prove
+from wfilter.core.state import evaluating
 from wfilter.core.targets import Selector, Target, select_targets
 
 Example = Tensor | Mapping[str, Any]
@@ -43,7 +43,7 @@ def find_targets(
         2 targets (2 fused), 8 units
     """
     chosen = select_targets(model, targets, exclude, granularity)
-    with _evaluating(model):
+    with evaluating(model):
         inspection, _ = _try_inspect(model, chosen, example_input)
     return make_plan(chosen, inspection.findings)
 
@@ -90,7 +90,7 @@ def apply_weight_filtering(
         )
     _refuse_filtered_or_compiled(model)
     chosen = select_targets(model, targets, exclude, granularity)
-    with _evaluating(model):
+    with evaluating(model):
         inspection, example = _try_inspect(model, chosen, example_input)
     inspection.refuse_mixing(model)
     selected = chosen
@@ -132,18 +132,6 @@ def remove_weight_filtering(filtered: nn.Module) -> nn.Module:
         )
     refuse_inside(base, "remove_weight_filtering")
     return unmark(base)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, each module's own flag back afterwards."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _try_inspect(

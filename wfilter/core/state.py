@@ -156,3 +156,25 @@ def _random_states(model: nn.Module) -> list[Callable[[], Any]]:
         device, state = first.device, torch.cuda.get_rng_state(first.device)
         undo.append(lambda: torch.cuda.set_rng_state(state, device))
     return undo
+
+
+@contextmanager
+def evaluating(model: object) -> Iterator[None]:
+    """Eval mode inside, each module's own mode again afterwards; other callables are left alone.
+
+    Example:
+        >>> layer = nn.Dropout().train()
+        >>> with evaluating(layer):
+        ...     layer.training
+        False
+        >>> layer.training
+        True
+    """
+    modes = {m: m.training for m in model.modules()} if isinstance(model, nn.Module) else {}
+    try:
+        if isinstance(model, nn.Module):
+            model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -8,32 +8,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.state import evaluating as evaluating  # read from here by higher layers
 from wfilter.data.batches import Batches, labelled_batches
 
 Forward: TypeAlias = Callable[[Tensor], Tensor]
 """Anything that turns images into logits: a module, or a function around one."""
-
-
-@contextmanager
-def evaluating(model: object) -> Iterator[None]:
-    """Eval mode inside, each module's own mode again afterwards; other callables are left alone.
-
-    Example:
-        >>> layer = nn.Dropout().train()
-        >>> with evaluating(layer):
-        ...     layer.training
-        False
-        >>> layer.training
-        True
-    """
-    modes = {m: m.training for m in model.modules()} if isinstance(model, nn.Module) else {}
-    try:
-        if isinstance(model, nn.Module):
-            model.eval()
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager
