@@ -2,7 +2,7 @@
 
     python benchmarks/feature_rows.py judge --model wfilter:resnet18-cifar --data cifar10
     python benchmarks/feature_rows.py judge --model wfilter:cnn-mnist --data mnist \
-        --references ~/wfilter-references
+        --references '~/wfilter-references'
     python benchmarks/feature_rows.py imagenet --model timm:vit_tiny_patch16_224
     python benchmarks/feature_rows.py imagenet --model torchvision:resnet18
     python benchmarks/feature_rows.py speed --model wfilter:resnet18-cifar
@@ -41,8 +41,8 @@ from common import RESULTS, append_line, origin, read_lines
 from feature_rows_table import write_table
 from wfilter import data, metrics, zoo
 from wfilter.core.feature_rows import FeatureRows
+from wfilter.core.folding import folded
 from wfilter.untraining.fitting import FeatureStatistics, fit_rows
-from wfilter.untraining.objectives import Reroute
 
 FILE = RESULTS / "feature_rows.jsonl"
 THREE = ("k1", "k2", "train1")
@@ -73,7 +73,7 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--cache", type=Path, default=Path.home() / ".cache/wfilter-features")
     judging.add_argument("--data", required=True)
     judging.add_argument("--images", type=int, default=10_000)
-    judging.add_argument("--references", type=Path)
+    judging.add_argument("--references", type=lambda name: Path(name).expanduser())
     judging.add_argument("--classes", type=int, nargs="*")
     judging.add_argument("--methods", nargs="*", default=["mask", "row", "folded", "retrained"])
     many.add_argument("--classes", type=int, default=100)
@@ -164,7 +164,7 @@ def fitted(train: tuple[Tensor, Tensor, float], head: nn.Linear) -> tuple[Featur
     found = FeatureStatistics(head.out_features, head.in_features)
     with torch.no_grad():
         for h, y in zip(features.split(500), labels.split(500)):
-            found.add(h, head(h), y)
+            found.add(h, y)
     rows = fit_rows(found)
     return rows, round(time.process_time() - start, 3)
 
@@ -189,7 +189,7 @@ def prepare(
         view = View(forget, train, labels, test, test_labels, *logits)
         return view, partial(copy.deepcopy, head)
     if method == "folded":
-        edit, rest = rows.folded(head, chosen)
+        edit, rest = folded(rows, head, chosen)
         seen = [edit(h) for h in (train, test)]
         logits = [rest(h) for h in seen]
         raw = (train, test)
@@ -203,13 +203,23 @@ def prepare(
 
 @torch.no_grad()
 def undone(rows: FeatureRows, head: nn.Linear, forget: int, edited: Tensor) -> Tensor:
-    """The features an image of the class would have had, if this is what the row made of them."""
+    """What tells a draw from an image to whoever knows the rows: the noise it would be made of.
+
+    Where an edited image lies in the class it is routed to, in units of that class's covariance as
+    the rows have it, and the squares of that. The features themselves cannot be solved for.
+    """
     logits = head(edited)
     logits[:, forget] = -torch.inf
     route = logits.argmax(1)
-    shift = 0 if rows.shifts is None else rows.shifts[forget, route]
-    stretch = rows.spreads[forget] / rows.spreads[route]
-    return rows.means[forget] + shift + stretch * (edited - rows.means[route])
+    noise = torch.empty_like(edited)
+    for label in route.unique().tolist():
+        factors = rows.factors[label if len(rows.factors) > 1 else 0].double()
+        covariance = factors.T @ factors + torch.diag(rows.rests[label].double() ** 2)
+        covariance.diagonal().add_(1e-6 * covariance.diagonal().mean())
+        here = (edited[route == label] - rows.means[label]).double()
+        root = torch.linalg.cholesky(covariance)
+        noise[route == label] = torch.linalg.solve_triangular(root, here.T, upper=False).T.float()
+    return torch.cat([noise, noise**2], 1)
 
 
 @torch.no_grad()
@@ -241,7 +251,7 @@ def time_rows(args: argparse.Namespace) -> None:
     labels = torch.arange(args.batch_size) % wf.num_classes
     many = wfilter.InMemory(torch.rand(4 * wf.num_classes, *images.shape[1:]), batch_size=20)
     many = dataclasses.replace(many, labels=torch.arange(len(many.images)) % wf.num_classes)
-    wfilter.untrain(wf, many, recipe=Reroute("speed", detectors="ridge"))
+    wfilter.untrain(wf, many, recipe="reroute")
     rows = wf.feature_rows
     wf.pin_open([])  # gates act as ever: what is timed is what the rows add to them
     spent: dict[bool, list[float]] = {True: [], False: []}
@@ -283,8 +293,10 @@ def judge_imagenet(args: argparse.Namespace) -> None:
     rows, seconds = fitted((*train, 0.0), head)
     order = torch.randperm(head.out_features, generator=torch.Generator().manual_seed(0))
     figures: dict[str, list[float]] = {}
+    test, label = parts["k0"][:2]
+    plain = probes(train[0], train[1], test, head.out_features)
     for forget in order[: args.classes].tolist():
-        for name, value in one_of_many(forget, rows, head, train, parts["k0"][:2]):
+        for name, value in one_of_many(forget, rows, head, train, (test, label), plain):
             figures.setdefault(name, []).append(value)
     line = {"benchmark": "feature_rows", "model": args.model, "data": "imagenet"}
     line |= {"weights": weights, "method": "row", "classes": args.classes}
@@ -305,6 +317,7 @@ def one_of_many(
     head: nn.Linear,
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
+    plain: dict[str, Tensor],
 ) -> Iterator[tuple[str, float]]:
     """Figures of one class of very many: answers, and two probes without and under the row."""
     chosen = torch.arange(rows.num_classes) == forget
@@ -316,9 +329,11 @@ def one_of_many(
     for name, logits in answers.items():
         yield f"{name}_acc_r", share(logits, test[1], ~own)
         yield f"{name}_acc_f", share(logits, test[1], own)
-    for name, (seen, asked) in {"mask": (train[0], test[0]), "row": edited}.items():
-        for probe, scores in probes(seen, train[1], asked[own], rows.num_classes).items():
-            yield f"{name}_{probe}", float((scores.argmax(1) == forget).float().mean())
+    under = probes(edited[0], train[1], edited[1][own], rows.num_classes)
+    scores = {"mask": {probe: found[own] for probe, found in plain.items()}, "row": under}
+    for name, by_probe in scores.items():
+        for probe, found in by_probe.items():
+            yield f"{name}_{probe}", float((found.argmax(1) == forget).float().mean())
 
 
 def share(logits: Tensor, labels: Tensor, of: Tensor) -> float:

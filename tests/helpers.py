@@ -352,26 +352,35 @@ def family_params(names=FAMILIES):
 # ---- feature rows ------------------------------------------------------------------------------
 
 LABELS = torch.tensor([2, -1, 0, 2])
-SETS = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]]).bool()
+# The tiny model "cnn" answers 2 throughout and "bypassed module" 0: samples 0 and 2, or 0 and 3,
+# forget their answer.
+SETS = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]]).bool()
 
 
-def rerouted(name: str = "cnn", *, shifts: bool = True, detectors: bool = True, **options):
-    """A filtered tiny model with random feature rows, and images."""
-    x = images(4, 3, 8, 8)
-    wf = apply(tiny(name), x, **options)
-    head = wf.head(read_inputs(x, {}))
-    draw = torch.Generator().manual_seed(7)
+def random_rows(
+    classes: int, width: int, *, seed: int = 7, shared: bool = False, head: str = ""
+) -> FeatureRows:
+    """Feature rows of random numbers, in float64, with two factors."""
+    draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    moved = normal(CLASSES, CLASSES, head.width) * (1 - torch.eye(CLASSES).unsqueeze(-1))
-    wf.feature_rows = FeatureRows(
-        normal(CLASSES, head.width),
-        normal(CLASSES, head.width).abs() + 0.1,
-        moved if shifts else None,
-        normal(CLASSES, head.width) if detectors else None,
-        normal(CLASSES) if detectors else None,
-        head=str(head.weights[0]),
+    waves = 2 * (2 + width)
+    return FeatureRows(
+        normal(classes, width),
+        normal(1 if shared else classes, 2, width),
+        normal(classes, width).abs() + 0.1,
+        normal(waves, width),
+        normal(waves, 2 + width) / waves**0.5,
+        head=head,
     )
+
+
+def rerouted(name: str = "cnn", *, shared: bool = False, **options):
+    """A filtered tiny model with random feature rows, and images."""
+    x = images(4, 3, 8, 8)
+    wf = apply(tiny(name), x, **options)
+    head = wf.head(read_inputs(x, {}))
+    wf.feature_rows = random_rows(CLASSES, head.width, shared=shared, head=str(head.weights[0]))
     return wf, x

@@ -1,32 +1,21 @@
 """Feature rows on a plain pair of features and head."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from helpers import close
+from helpers import close, random_rows
 from wfilter.core.feature_rows import FeatureRows
 
 CLASSES, WIDTH = 4, 6
 
 
-def make(seed: int = 0, *, shifts: bool = True, detectors: bool = True) -> FeatureRows:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    spreads = draw(CLASSES, WIDTH).abs() + 0.1
-    moved = draw(CLASSES, CLASSES, WIDTH) * (1 - torch.eye(CLASSES).unsqueeze(-1))
-    return FeatureRows(
-        draw(CLASSES, WIDTH),
-        spreads,
-        moved if shifts else None,
-        draw(CLASSES, WIDTH) if detectors else None,
-        draw(CLASSES) if detectors else None,
-    )
+def make(seed: int = 0, *, shared: bool = False) -> FeatureRows:
+    return random_rows(CLASSES, WIDTH, seed=seed, shared=shared)
 
 
 def head() -> nn.Linear:
@@ -43,18 +32,15 @@ def by_hand(rows: FeatureRows, h: Tensor, forgotten: set[int], layer: nn.Linear)
     logits = layer(h).tolist()
     k = max(range(CLASSES), key=lambda c: logits[c])
     j = max((c for c in range(CLASSES) if c not in forgotten), key=lambda c: logits[c])
-
-    def origin(c: int) -> Tensor:
-        return rows.means[c] + (0 if rows.shifts is None or c == j else rows.shifts[c, j])
-
-    if k in forgotten:
-        h = rows.means[j] + rows.spreads[j] / rows.spreads[k] * (h - origin(k))
-    if rows.detectors is None or rows.offsets is None:
+    if k not in forgotten:
         return h
-    found = {c: rows.detectors[c] @ h - rows.offsets[c] for c in forgotten}
-    for c in forgotten:
-        h = h + found[c] * (rows.means[j] - origin(c))
-    return h
+    waves = [math.cos(float(phase @ h)) for phase in rows.phases]
+    noise = sum(wave * mixed for wave, mixed in zip(waves, rows.mixing))
+    own = rows.factors[0 if len(rows.factors) == 1 else j]
+    drawn = rows.means[j] + rows.rests[j] * noise[rows.rank :]
+    for amount, factor in zip(noise[: rows.rank], own):
+        drawn = drawn + amount * factor
+    return drawn
 
 
 def sets_of(seed: int, batch: int = 9) -> Tensor:
@@ -64,9 +50,9 @@ def sets_of(seed: int, batch: int = 9) -> Tensor:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 99), st.booleans(), st.booleans())
-def test_a_mixed_batch_of_sets_equals_the_formula_one_sample_at_a_time(seed, shifts, detectors):
-    rows, layer, h = make(seed, shifts=shifts, detectors=detectors), head(), features()
+@given(st.integers(0, 99), st.booleans())
+def test_a_mixed_batch_of_sets_equals_the_formula_one_sample_at_a_time(seed, shared):
+    rows, layer, h = make(seed, shared=shared), head(), features()
     sets = sets_of(seed)
     wanted = [set(row.nonzero().flatten().tolist()) for row in sets]
     expected = torch.stack([by_hand(rows, x, s, layer) for x, s in zip(h, wanted)])
@@ -108,37 +94,13 @@ def test_gradients_reach_the_features():
     assert bool(h.grad.isfinite().all())
 
 
-def test_a_folded_class_is_moved_to_the_nearest_mean_by_a_plain_layer():
-    rows, layer = make(shifts=False), head()
-    edit, rest = rows.folded(layer, torch.tensor([True, False, False, False]))
-    h = features()
-    distances = (rows.means[1:] - rows.means[0]).norm(dim=1)
-    move = rows.means[1 + int(distances.argmin())] - rows.means[0]
-    found = h @ rows.detectors[0] - rows.offsets[0]
-    close(edit(h), h + found.unsqueeze(1) * move)
-    close(rest(h)[:, 1:], layer(h)[:, 1:])
-
-
-def test_a_folded_head_has_lost_the_weights_of_its_forgotten_classes():
-    rows, layer = make(), head()
-    _, rest = rows.folded(layer, torch.tensor([True, False, True, False]))
-    assert not rest.weight[[0, 2]].any()
-    assert set(rest(features(100)).argmax(1).tolist()) <= {1, 3}
-
-
-def test_rows_without_detectors_fold_to_a_head_that_answers_as_they_do_without_the_class():
-    rows, layer, h = make(detectors=False), head(), features(100)
-    forget = torch.tensor([True, False, True, False])
-    alone = rows.folded(layer, forget)
-    assert type(alone) is torch.nn.Linear
-    assert not alone.weight[[0, 2]].any()
-    wanted = layer(h).masked_fill(forget, -torch.inf).argmax(1)
-    assert torch.equal(alone(h).argmax(1), wanted)
-
-
-def test_a_set_of_all_classes_cannot_be_folded():
-    with pytest.raises(ValueError, match="no class to move features to"):
-        make().folded(head(), torch.ones(CLASSES, dtype=torch.bool))
+def test_features_that_are_not_forgotten_stay_bit_for_bit():
+    rows, layer, h = make(), head(), features(200)
+    forget = torch.tensor([True, False, False, False])
+    kept = layer(h).argmax(1) != 0
+    edited = rows.edited(h, forget, layer(h))
+    assert torch.equal(edited[kept], h[kept])
+    assert not bool((edited[~kept] == h[~kept]).all(1).any())
 
 
 @pytest.mark.parametrize(
@@ -146,13 +108,16 @@ def test_a_set_of_all_classes_cannot_be_folded():
     [
         ({"means": torch.ones(1, 6)}, "two classes"),
         ({"means": torch.ones(4)}, "two classes"),
-        ({"spreads": torch.zeros(4, 6)}, "positive"),
-        ({"spreads": torch.ones(4, 5)}, r"spreads has shape \(4, 5\); expected \(4, 6\)"),
-        ({"shifts": torch.full((4, 4, 6), torch.nan)}, "shifts contains NaN"),
-        ({"offsets": torch.ones(4)}, "detectors and offsets go together"),
+        ({"rests": -torch.ones(4, 6)}, "rests must not be negative"),
+        ({"rests": torch.ones(4, 5)}, r"rests has shape \(4, 5\); expected \(4, 6\)"),
+        ({"factors": torch.ones(3, 2, 6)}, r"factors has shape \(3, 2, 6\); expected \(4, 2, 6\)"),
+        ({"factors": torch.ones(4, 6)}, "factors has shape"),
+        ({"mixing": torch.ones(5, 6)}, r"mixing has shape \(5, 6\); expected \(5, 8\)"),
+        ({"phases": torch.full((5, 6), torch.nan)}, "phases contains NaN"),
     ],
 )
 def test_rows_that_would_be_silently_wrong_are_refused(change, message):
-    good = {"means": torch.randn(4, 6), "spreads": torch.ones(4, 6)}
+    good = {"means": torch.randn(4, 6), "factors": torch.ones(4, 2, 6), "rests": torch.ones(4, 6)}
+    good |= {"phases": torch.ones(5, 6), "mixing": torch.ones(5, 8)}
     with pytest.raises(ValueError, match=message):
         FeatureRows(**{**good, **change})

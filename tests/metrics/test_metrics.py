@@ -17,8 +17,9 @@ from sklearn.svm import SVC
 from torch import nn
 
 import digits
+from helpers import random_rows
 from wfilter import baselines, metrics
-from wfilter.core.feature_rows import FeatureRows
+from wfilter.core.folding import folded
 from wfilter.data.running import evaluating, seeded
 from wfilter.metrics.training import unmasked
 
@@ -364,11 +365,12 @@ def test_relearning_takes_off_the_bias_by_which_a_folded_row_rules_a_class_out()
     images, labels = torch.eye(3).repeat(5, 1), torch.arange(3).repeat(5)
     head = nn.Linear(3, 3)
     head.weight.data.copy_(5 * torch.eye(3))
-    rows = FeatureRows(torch.eye(3), torch.ones(3, 3), None, torch.eye(3), torch.zeros(3))
-    folded = nn.Sequential(*rows.folded(head, torch.tensor([False, True, False])))
-    assert folded(images).argmax(1).ne(1).all()
+    rows = random_rows(3, 3).float()
+    rows.means.copy_(torch.eye(3))
+    baked = nn.Sequential(*folded(rows, head, torch.tensor([False, True, False])))
+    assert baked(images).argmax(1).ne(1).all()
     again = metrics.few_shot_relearn(
-        unmasked(folded), 1, (images, labels), [(images, labels)], shots=(5,), lr=0.5
+        unmasked(baked), 1, (images, labels), [(images, labels)], shots=(5,), lr=0.5
     )
     assert again[5] == (1.0, 1.0)
 

@@ -10,18 +10,18 @@ from wfilter.untraining.fitting import FeatureStatistics, fit_rows
 CLASSES, WIDTH = 4, 6
 
 
-def data(count: int = 400, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of well separated classes, the logits of a head on them, and labels."""
+def data(count: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features of well separated classes with covariances of their own, and labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
-    means = 6 * torch.eye(CLASSES, WIDTH, dtype=torch.float64)
+    means = 9 * torch.eye(CLASSES, WIDTH, dtype=torch.float64)
+    shapes = torch.randn(CLASSES, WIDTH, WIDTH, generator=generator, dtype=torch.float64)
     noise = torch.randn(count, WIDTH, generator=generator, dtype=torch.float64)
-    features = means[labels] + noise
-    return features, features @ means.T, labels
+    return means[labels] + torch.einsum("nw,nwx->nx", noise, shapes[labels]) / 2, labels
 
 
-def statistics(count: int = 400, size: int = 400, **options) -> FeatureStatistics:
-    found = FeatureStatistics(CLASSES, WIDTH, **options)
+def statistics(count: int = 400, size: int = 400) -> FeatureStatistics:
+    found = FeatureStatistics(CLASSES, WIDTH)
     for part in zip(*(tensor.split(size) for tensor in data(count))):
         found.add(*part)
     return found
@@ -29,71 +29,98 @@ def statistics(count: int = 400, size: int = 400, **options) -> FeatureStatistic
 
 def test_statistics_of_many_batches_equal_those_of_one():
     whole, parts = statistics(), statistics(size=7)
-    for name in ("counts", "sums", "squares", "products", "pair_counts", "pair_sums"):
+    for name in ("counts", "sums", "squares", "products"):
         close(getattr(parts, name), getattr(whole, name))
 
 
-def test_means_and_covariance_are_those_of_the_features():
-    features, _, labels = data()
+def test_means_variances_and_covariance_are_those_of_the_features():
+    features, labels = data()
     found = statistics(size=50)
     means = torch.stack([features[labels == c].mean(0) for c in range(CLASSES)])
     residuals = features - means[labels]
     close(found.means, means)
     close(found.within, residuals.T @ residuals / len(features))
+    own = torch.stack([features[labels == c].var(0, correction=0) for c in range(CLASSES)])
+    close(found.variances, own)
 
 
-def test_exact_detectors_are_1_on_their_class_and_0_on_all_others():
-    rows = fit_rows(statistics())
-    found = rows.means @ rows.detectors.T - rows.offsets
-    torch.testing.assert_close(found, torch.eye(CLASSES), atol=1e-4, rtol=0)
+def test_many_classes_share_one_covariance_where_memory_would_not_do(monkeypatch):
+    whole = statistics()
+    monkeypatch.setattr("wfilter.untraining.fitting.BY_CLASS_LIMIT", 10)
+    shared = statistics(size=30)
+    assert shared.products.shape == (1, WIDTH, WIDTH)
+    close(shared.within, whole.within)
+    assert len(fit_rows(shared).factors) == 1
 
 
-def test_exact_detectors_have_the_least_variance_of_all_that_are():
-    found = statistics()
-    within = found.within
-    within.diagonal().add_(0.01 * within.diagonal().mean())
-    rows, means = fit_rows(found), found.means
-    for c in range(CLASSES):
-        others = [k for k in range(CLASSES) if k != c]
-        constraints = means[c] - means[others]  # (classes - 1, width)
-        inverse = torch.linalg.solve(within, constraints.T)
-        weights = torch.linalg.solve(constraints @ inverse, torch.ones(3, dtype=torch.float64))
-        close(rows.detectors[c].double(), inverse @ weights, 1e-5)
+def test_factors_and_rests_together_have_the_variance_of_the_class():
+    found = statistics(4000)
+    for rank in (2, WIDTH):
+        rows = fit_rows(found, rank=rank, prior=1e-9)
+        variances = (rows.factors**2).sum(1) + rows.rests**2
+        torch.testing.assert_close(variances, found.variances.float(), rtol=1e-3, atol=1e-4)
 
 
-def test_more_classes_than_features_have_no_exact_detectors_by_themselves():
-    found = FeatureStatistics(5, 2)
-    labels = torch.arange(100) % 5
-    found.add(torch.randn(100, 2), torch.randn(100, 5), labels)
-    assert fit_rows(found).detectors is None
-    ridge = fit_rows(found, detectors="ridge")
-    rise = (ridge.detectors * (ridge.means - ridge.means.mean(0))).sum(1)
-    torch.testing.assert_close(rise, torch.ones(5), atol=1e-4, rtol=0)
+@pytest.mark.parametrize("shift", [0.0, 40.0])
+def test_draws_have_the_mean_and_covariance_of_the_class_they_are_drawn_from(shift):
+    found = statistics(40_000)
+    rows = fit_rows(found)
+    for route in range(2):
+        h = data(20_000, seed=0)[0].float()[3::4] + shift  # features of class 3, or of nowhere
+        drawn = rows.drawn(h, torch.full((len(h),), route)).double()
+        own = found.products[route] / found.counts[route]
+        wanted = own - torch.outer(found.means[route], found.means[route])
+        scale = wanted.diagonal().sqrt()
+        assert float(((drawn.mean(0) - found.means[route]) / scale).abs().max()) < 0.1
+        assert float(((torch.cov(drawn.T) - wanted) / torch.outer(scale, scale)).abs().max()) < 0.2
+
+
+def test_draws_do_not_tell_what_they_were_made_of():
+    rows = fit_rows(statistics(40_000))
+    h = data(20_000)[0].float()[3::4]
+    drawn = rows.drawn(h, torch.zeros(len(h), dtype=torch.long))
+    correlations = torch.corrcoef(torch.cat([h, drawn], 1).T)[:WIDTH, WIDTH:]
+    assert float(correlations.abs().max()) < 0.1
 
 
 def test_few_images_lean_on_those_of_all_classes():
-    few = fit_rows(statistics(8))
-    assert few.detectors is None  # two images of each class: no covariance to speak of
-    assert float((few.spreads / few.spreads.mean(0)).std()) < float(
-        (fit_rows(statistics(8), prior=0.01).spreads / few.spreads.mean(0)).std()
-    )
+    few = statistics(8)
+    assert fit_rows(few).factors.shape == (1, WIDTH, WIDTH)
+    leaning, alone = (fit_rows(few, rank=1, prior=prior).rests for prior in (100.0, 0.01))
+    assert float(leaning.std(0).mean()) < 0.5 * float(alone.std(0).mean())
 
 
-def test_shifts_between_pairs_are_left_out_where_memory_would_not_do(monkeypatch):
-    monkeypatch.setattr("wfilter.untraining.fitting.PAIR_LIMIT", 10)
-    assert fit_rows(statistics()).shifts is None
+def test_features_of_rank_below_the_classes_get_rows_all_the_same():
+    labels = torch.arange(400) % 8
+    features = torch.randn(400, 1) * torch.ones(1, 3) + labels[:, None]
+    found = FeatureStatistics(8, 3)
+    found.add(features, labels)
+    rows = fit_rows(found)
+    drawn = rows.drawn(features, labels)
+    assert bool(drawn.isfinite().all())
+    close(drawn[:, 0], drawn[:, 2], 1e-2)  # no spread where the features have none
 
 
-def test_no_shift_leads_from_a_class_to_itself():
-    rows = fit_rows(statistics())
-    assert not rows.shifts[range(CLASSES), range(CLASSES)].any()
+def test_features_without_any_spread_are_drawn_at_the_mean():
+    found = FeatureStatistics(2, 3)
+    labels = torch.arange(100) % 2
+    found.add(torch.eye(2, 3)[labels], labels)
+    rows = fit_rows(found)
+    close(rows.drawn(torch.eye(2, 3)[labels], 1 - labels), torch.eye(2, 3)[1 - labels], 1e-3)
+
+
+def test_rows_of_the_same_statistics_and_seed_are_the_same():
+    one, two, other = (fit_rows(statistics(), seed=seed) for seed in (0, 0, 1))
+    for name, tensor in one.named_buffers():
+        assert torch.equal(tensor, getattr(two, name))
+    assert not torch.equal(one.phases, other.phases)
 
 
 def test_rerouted_features_no_longer_tell_the_class():
-    features, logits, labels = data()
-    rows = fit_rows(statistics())
+    features, labels = data(4000)
+    rows = fit_rows(statistics(4000))
     forget = torch.tensor([True, False, False, False])
-    edited = rows.edited(features.float(), forget, logits.float())
+    edited = rows.edited(features.float(), forget, features.float() @ rows.means.T)
     means = torch.stack([edited[labels == c].mean(0) for c in range(CLASSES)])
     right = torch.cdist(edited, means).argmin(1) == labels
     assert float(right[labels == 0].float().mean()) < 0.5
@@ -102,8 +129,7 @@ def test_rerouted_features_no_longer_tell_the_class():
 
 def test_a_class_without_images_is_refused():
     found = FeatureStatistics(CLASSES + 1, WIDTH)
-    features, _, labels = data()
-    found.add(features, torch.randn(400, CLASSES + 1), labels)
+    found.add(*data())
     with pytest.raises(ValueError, match="1 of 5 classes have no image, the first is 4"):
         fit_rows(found)
 
@@ -116,8 +142,8 @@ def test_one_class_is_refused():
 def test_bad_features_are_refused_and_not_counted():
     found = statistics()
     before = found.sums.clone()
-    bad, logits, labels = data(8)
+    bad, labels = data(8)
     bad[3, 2] = torch.nan
     with pytest.raises(ValueError, match="features of 1 of 8 images contain NaN"):
-        found.add(bad, logits, labels)
+        found.add(bad, labels)
     assert torch.equal(found.sums, before)

@@ -13,9 +13,8 @@ from wfilter.untraining.stored import recipe_from
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"detectors": "best"}, "detectors='best' is unknown"),
-        ({"prior": 0.0}, "prior=0.0 positive"),
-        ({"shrinkage": -1.0}, "shrinkage=-1.0 must not be negative"),
+        ({"prior": 0.0}, r"prior=0\.0 must be positive"),
+        ({"rank": 0}, "rank=0 and prior=5.0 must be positive"),
     ],
 )
 def test_settings_without_meaning_are_refused(setting, message):
@@ -142,6 +141,13 @@ def test_settings_that_steer_steps_are_refused():
 def test_the_recipe_comes_back_from_its_settings():
     recipe = Reroute("mine", prior=2.0)
     assert recipe_from(recipe.to_dict()) == recipe
+
+
+def test_settings_of_the_rows_that_moved_features_are_read_or_refused_in_words():
+    old = {"name": "reroute", "objective": "reroute", "shrinkage": 0.01, "prior": 5.0}
+    assert recipe_from({**old, "detectors": "auto"}) == Reroute("reroute")
+    with pytest.raises(ValueError, match="detectors='ridge' is no setting of the objective"):
+        recipe_from({**old, "detectors": "ridge"})
 
 
 def test_evaluate_looks_at_the_rerouted_features_not_at_those_of_a_baked_copy():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from wfilter.core.feature_rows import fold_head
 from wfilter.core.filters import is_marked, unmark
+from wfilter.core.folding import fold_head
 from wfilter.core.forget import Rows, as_sets
 from wfilter.core.forgetting import strip_methods
 from wfilter.core.gates import ByTarget

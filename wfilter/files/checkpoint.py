@@ -36,8 +36,9 @@ class Figures(Protocol):
 
 
 FORMAT = 1
-WITH_ROWS = 2  # with feature rows; versions of wfilter that know none refuse such a file
+WITH_ROWS = 3  # with feature rows; versions of wfilter that know none refuse such a file
 ROWS = "feature_rows/"  # in front of the names of their tensors
+ROW_TENSORS = {"means", "factors", "rests", "phases", "mixing"}
 FILE = "filters.safetensors"
 REMEDY = "Copy the file again or write it anew with wf.save(path)."
 
@@ -193,6 +194,11 @@ def read_header(path: Path) -> tuple[dict[str, Any], Shapes]:
         ) from None
     except Exception as error:
         raise ValueError(f"{path} cannot be read ({error}). {REMEDY}") from None
+    if version == 2:
+        raise ValueError(
+            f"{path} has feature rows of an earlier kind, which moved features instead of drawing "
+            "them anew. Make the rows again: wfilter.untrain(wf, images, recipe='reroute')."
+        )
     if version not in (FORMAT, WITH_ROWS):
         raise ValueError(
             f"{path} has format {version}, this wfilter reads formats {FORMAT} and {WITH_ROWS}."
@@ -230,7 +236,7 @@ def _sensible(header: dict[str, Any], shapes: Shapes) -> bool:
         and type(header.get("hard", False)) is bool
         and all(n is None or (type(n) is list and all(type(s) is str for s in n)) for n in lists)
         and all(
-            (len(s) == 2 or n.startswith(ROWS)) and s[0] == header["num_classes"]
+            n.startswith(ROWS) or (len(s) == 2 and s[0] == header["num_classes"])
             for n, s in shapes.items()
         )
         and _rows_fit(header, {n.removeprefix(ROWS) for n in shapes if n.startswith(ROWS)})
@@ -241,8 +247,7 @@ def _rows_fit(header: dict[str, Any], names: set[str]) -> bool:
     """Whether there are no feature rows, or all tensors that they need and the name of a head."""
     if header["format"] == FORMAT:
         return not names and "feature_rows" not in header
-    known = {"means", "spreads", "shifts", "detectors", "offsets"}
-    return {"means", "spreads"} <= names <= known and type(header.get("feature_rows")) is str
+    return names == ROW_TENSORS and type(header.get("feature_rows")) is str
 
 
 def _row_tensors(wf: FilteredModel) -> dict[str, Tensor]:

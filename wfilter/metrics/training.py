@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from wfilter.core.feature_rows import ERASED
+from wfilter.core.folding import ERASED
 from wfilter.core.mask import Mask
 from wfilter.data.running import Forward, device_of, evaluating
 

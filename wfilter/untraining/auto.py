@@ -144,17 +144,14 @@ class AutoRun(Rounds):
         return True
 
     def _reroute(self) -> bool:
-        """Feature rows for all classes, with detectors if these cost nothing; whether it ends."""
+        """Feature rows for all classes; whether it ends."""
         if self.head is None:
             return False
         if self.instant is None:
             self.instant = Instant.look(self.wf, self.sample, self.head)
         instant, classes = self.instant, self.wf.num_classes
-        for kind in ("auto", "none"):
-            rows = instant.rows(kind)
-            found = judge(instant.answer(rows), self.sample, instant.base, classes, self.seed)
-            if kind == "none" or rows.detectors is None or found.is_met(self.recipe):
-                break
+        rows = instant.rows()
+        found = judge(instant.answer(rows), self.sample, instant.base, classes, self.seed)
         before = self.wf.alphas.detach().clone(), self.wf.hard
         if not instant.attach(rows):
             self.history.choices.append("reroute: the model answers otherwise than its head alone")

@@ -1,14 +1,12 @@
 """Feature rows in closed form, from statistics of the features.
 
-For every class its mean, its spread, the means of its images by their next best class, and a linear
-detector: the direction in which the class differs from all others by 1 and images of one class
-differ least. `wfilter.core.feature_rows` says what becomes of them.
+For every class its mean and its covariance, of which the largest factors are kept; and one noise
+for all of them. `wfilter.core.feature_rows` says what becomes of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,10 +14,12 @@ from torch import Tensor
 
 from wfilter.core.feature_rows import FeatureRows
 
-# Shifts between pairs of classes are kept up to so many numbers, 64 MiB in float32.
-PAIR_LIMIT = 2**24
-# Added to every spread, as a share of the mean one.
-FLOOR = 0.02
+# Covariances of single classes are summed up to so many numbers, 256 MiB in float64.
+BY_CLASS_LIMIT = 2**25
+# A class has a covariance of its own from so many images for each factor.
+IMAGES_PER_FACTOR = 2
+# Standard deviation of a phase within a class, in radians: more than a whole turn.
+TURNS = 8.0
 
 
 @dataclass
@@ -32,44 +32,36 @@ class FeatureStatistics:
         counts: Images of each class, ``(num_classes,)``.
         sums: Their features, ``(num_classes, width)``.
         squares: The squares of these, ``(num_classes, width)``.
-        products: Sum of ``h h'`` over all images, ``(width, width)``.
-        pair_counts: Images of class ``c`` whose best other class is ``j``, or ``None``.
-        pair_sums: Their features, or ``None`` where they would take too much memory.
+        products: Sum of ``h h'``, ``(num_classes, width, width)``; with very many classes over all
+            images together, ``(1, width, width)``.
 
     Example:
         >>> statistics = FeatureStatistics(2, 3)
-        >>> statistics.add(torch.ones(4, 3), torch.zeros(4, 2), torch.tensor([0, 0, 1, 1]))
+        >>> statistics.add(torch.ones(4, 3), torch.tensor([0, 0, 1, 1]))
         >>> statistics.counts.tolist()
         [2.0, 2.0]
     """
 
     num_classes: int
     width: int
-    pairs: bool | None = None
     counts: Tensor = field(init=False, repr=False)
     sums: Tensor = field(init=False, repr=False)
     squares: Tensor = field(init=False, repr=False)
     products: Tensor = field(init=False, repr=False)
-    pair_counts: Tensor | None = field(init=False, repr=False, default=None)
-    pair_sums: Tensor | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         classes, width = self.num_classes, self.width
         self.counts = torch.zeros(classes, dtype=torch.float64)
         self.sums = torch.zeros(classes, width, dtype=torch.float64)
         self.squares = torch.zeros(classes, width, dtype=torch.float64)
-        self.products = torch.zeros(width, width, dtype=torch.float64)
-        fits = classes * classes * width <= PAIR_LIMIT
-        if fits if self.pairs is None else self.pairs:
-            self.pair_counts = torch.zeros(classes, classes, dtype=torch.float64)
-            self.pair_sums = torch.zeros(classes, classes, width, dtype=torch.float64)
+        owners = classes if classes * width * width <= BY_CLASS_LIMIT else 1
+        self.products = torch.zeros(owners, width, width, dtype=torch.float64)
 
-    def add(self, features: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def add(self, features: Tensor, labels: Tensor) -> None:
         """In place: count a batch in; nothing is counted of one that is refused.
 
         Args:
             features: What the head sees, ``(batch, width)``.
-            logits: What it answers, ``(batch, num_classes)``.
             labels: int64 ``(batch,)``.
         """
         h = features.detach().cpu().double()
@@ -80,15 +72,15 @@ class FeatureStatistics:
                 "exists. Look for bad images, or run the model in float32."
             )
         labels = labels.cpu()
-        other = logits.detach().cpu().scatter(1, labels.unsqueeze(1), -math.inf).argmax(1)
         self.counts += torch.bincount(labels, minlength=self.num_classes)
         self.sums.index_add_(0, labels, h)
         self.squares.index_add_(0, labels, h * h)
-        self.products += h.T @ h
-        if self.pair_counts is not None and self.pair_sums is not None:
-            ones = torch.ones(len(h), dtype=torch.float64)
-            self.pair_counts.index_put_((labels, other), ones, accumulate=True)
-            self.pair_sums.index_put_((labels, other), h, accumulate=True)
+        if len(self.products) == 1:
+            self.products[0] += h.T @ h
+            return
+        for label in set(labels.tolist()):
+            own = h[labels == label]
+            self.products[label] += own.T @ own
 
     @property
     def means(self) -> Tensor:
@@ -99,28 +91,31 @@ class FeatureStatistics:
     def within(self) -> Tensor:
         """Covariance within classes, all of them together, ``(width, width)``."""
         between = self.means.T @ (self.counts.unsqueeze(1) * self.means)
-        return (self.products - between) / self.counts.sum()
+        return (self.products.sum(0) - between) / self.counts.sum()
+
+    @property
+    def variances(self) -> Tensor:
+        """Of each class, ``(num_classes, width)``."""
+        counts = self.counts.unsqueeze(1)
+        return (self.squares / counts - self.means**2).clamp_min(0)
 
 
 def fit_rows(
     statistics: FeatureStatistics,
     *,
-    shrinkage: float = 0.01,
+    rank: int = 32,
     prior: float = 5.0,
-    detectors: str = "auto",
+    seed: int = 0,
     head: str = "",
 ) -> FeatureRows:
     """Feature rows of all classes from statistics, float32 on the CPU.
 
     Args:
         statistics: Sums over the images.
-        shrinkage: What is added to the covariance within classes, as a share of its mean variance;
-            it counts where images are few.
-        prior: How many images the general value weighs where the spread of a class, or the mean of
-            a pair of classes, is estimated from few.
-        detectors: ``"exact"`` (1 on the mean of its class, 0 on all other means), ``"ridge"``
-            (by least squares, for more classes than features), ``"none"``, or ``"auto"``: exact
-            where the means allow it and there are images enough, else none.
+        rank: How many factors of a covariance are kept. A class with at least twice as many images
+            has a covariance of its own; if one has fewer, all classes share one.
+        prior: How many images the covariance of all classes weighs beside that of a class.
+        seed: Of the noise.
         head: Name of the head's weight in the base model.
 
     Raises:
@@ -129,28 +124,26 @@ def fit_rows(
     Example:
         >>> statistics = FeatureStatistics(2, 3)
         >>> features = torch.randn(40, 3) + torch.arange(40).fmod(2).unsqueeze(1)
-        >>> statistics.add(features, torch.zeros(40, 2), torch.arange(40) % 2)
+        >>> statistics.add(features, torch.arange(40) % 2)
         >>> fit_rows(statistics)
-        FeatureRows(num_classes=2, width=3, pair shifts, detectors)
+        FeatureRows(num_classes=2, width=3, factors=3)
     """
     _refuse_missing(statistics)
-    within = statistics.within
-    within.diagonal().add_(shrinkage * within.diagonal().mean().clamp_min(1e-12))
-    kind = _kind(statistics) if detectors == "auto" else detectors
-    found = _DETECTORS[kind](statistics.means, within)
-    return FeatureRows(
-        statistics.means.float(),
-        _spreads(statistics, prior).float(),
-        _shifts(statistics, prior),
-        *(None if part is None else part.float() for part in found),
-        head=head,
-    )
+    within, rank = statistics.within, min(rank, statistics.width)
+    factors = torch.stack([_factors(c, rank) for c in _covariances(statistics, rank, prior)])
+    counts = statistics.counts.unsqueeze(1)
+    general = within.diagonal().clamp_min(0)
+    variances = (counts * statistics.variances + prior * general) / (counts + prior)
+    rests = (variances - (factors**2).sum(1)).clamp_min(0).sqrt()
+    waves = _noise(within, rank, seed)
+    made = (statistics.means, factors, rests, *waves)
+    return FeatureRows(*(tensor.float() for tensor in made), head=head)
 
 
 def _refuse_missing(statistics: FeatureStatistics) -> None:
     if statistics.num_classes < 2:
         raise ValueError(
-            "features of a forgotten class are moved to another one, but there is only one class."
+            "features of a forgotten class are drawn from another one, but there is only one class."
         )
     missing = (statistics.counts == 0).nonzero().flatten().tolist()
     if missing:
@@ -160,71 +153,37 @@ def _refuse_missing(statistics: FeatureStatistics) -> None:
         )
 
 
-def _kind(statistics: FeatureStatistics) -> str:
-    """Exact detectors need means that no other means explain, and images to know the spread by."""
-    means = statistics.means
-    spread = torch.linalg.matrix_rank(means - means.mean(0), rtol=1e-6)
-    independent = int(spread) == statistics.num_classes - 1
-    enough = float(statistics.counts.sum()) >= 2 * statistics.num_classes + statistics.width
-    return "exact" if independent and enough else "none"
+def _covariances(statistics: FeatureStatistics, rank: int, prior: float) -> list[Tensor]:
+    """One of each class, drawn to that of all where images are few; or that of all alone."""
+    within, fewest = statistics.within, float(statistics.counts.min())
+    if len(statistics.products) == 1 or fewest < IMAGES_PER_FACTOR * rank:
+        return [within]
+    found = []
+    for count, mean, product in zip(statistics.counts, statistics.means, statistics.products):
+        own = product - count * torch.outer(mean, mean)
+        found.append((own + prior * within) / (count + prior))
+    return found
 
 
-def _exact(means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
-    """Of all ``p`` with ``p . (mean_c - mean_k) = 1`` for every k, that of least variance.
+def _factors(covariance: Tensor, rank: int) -> Tensor:
+    """``(rank, width)``: the largest axes of a covariance, each as long as its deviation."""
+    values, axes = torch.linalg.eigh(covariance)
+    longest: Tensor = axes[:, -rank:] * values[-rank:].clamp_min(0).sqrt()
+    return longest.T
 
-    They lie in the span of ``within^-1`` times the differences of means. In coordinates where the
-    covariance is 1 this is the shortest solution, which the pseudo-inverse of the centred means
-    gives for all classes at once.
+
+def _noise(within: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Phases, which turn several times within a class, and what mixes their cosines.
+
+    What is mixed has variance 1 and no correlation. There are twice as many waves as numbers made
+    of them: whoever knows the mixing cannot solve for the cosines.
     """
-    root = torch.linalg.cholesky(within)
-    centred = means - means.mean(0)
-    white = torch.linalg.solve_triangular(root, centred.T, upper=False)  # (width, classes)
-    dual = torch.linalg.pinv(white, rtol=1e-9)  # row c: 1 - 1/classes on c, -1/classes elsewhere
-    detectors = torch.linalg.solve_triangular(root.T, dual.T, upper=True).T
-    inner = (detectors @ means.T).fill_diagonal_(0)
-    return detectors, inner.sum(1) / (len(means) - 1)
-
-
-def _ridge(means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
-    """Least squares of "is this class" on the features, scaled to rise by 1 at its class's mean."""
-    centre = means.mean(0)
-    centred = means - centre
-    total = within + centred.T @ centred / len(means)
-    detectors = torch.linalg.solve(total, centred.T).T
-    height = (detectors * centred).sum(1, keepdim=True)
-    detectors = detectors / height.clamp_min(1e-12)
-    return detectors, detectors @ centre
-
-
-def _none(means: Tensor, within: Tensor) -> tuple[None, None]:
-    return None, None
-
-
-_DETECTORS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]] = {
-    "exact": _exact,
-    "ridge": _ridge,
-    "none": _none,
-}
-
-
-def _spreads(statistics: FeatureStatistics, prior: float) -> Tensor:
-    """Standard deviations by class, drawn to those of all classes where images are few.
-
-    A floor keeps features that are constant within a class from being stretched without bound.
-    """
-    counts = statistics.counts.unsqueeze(1)
-    scatter = (statistics.squares - counts * statistics.means**2).clamp_min(0)
-    general = scatter.sum(0) / counts.sum()
-    variance = (scatter + prior * general) / (counts + prior)
-    floor = FLOOR * general.sqrt().mean() + 1e-6
-    return variance.sqrt() + floor
-
-
-def _shifts(statistics: FeatureStatistics, prior: float) -> Tensor | None:
-    """From the mean of a class to that of its images with one next best class, float32."""
-    counts, sums = statistics.pair_counts, statistics.pair_sums
-    if counts is None or sums is None:
-        return None
-    counts = counts.unsqueeze(-1)
-    own = statistics.means.unsqueeze(1)  # (classes, 1, width)
-    return ((sums - counts * own) / (counts + prior)).float()
+    generator = torch.Generator().manual_seed(seed)
+    width, deviations = len(within), within.diagonal().clamp_min(0).sqrt()
+    waves = 2 * (rank + width)
+    phases = torch.randn(waves, width, generator=generator).double()
+    phases = phases / (deviations + 0.02 * deviations.mean() + 1e-6)
+    turns = (phases @ within * phases).sum(1, keepdim=True).clamp_min(0).sqrt()
+    phases = TURNS * phases / turns.clamp_min(1e-6)
+    mixing, _ = torch.linalg.qr(torch.randn(waves, rank + width, generator=generator))
+    return phases, math.sqrt(2) * mixing  # a cosine has variance 1/2

@@ -86,13 +86,12 @@ class Instant:
         """The base model's logits."""
         return self.head(self.features)
 
-    def rows(self, detectors: str) -> FeatureRows:
+    def rows(self) -> FeatureRows:
         """From the images that are not held out."""
         fit = ~self.sample.held if not bool(self.sample.held.all()) else self.sample.held
         statistics = FeatureStatistics(self.wf.num_classes, self.head.width)
-        statistics.add(self.features[fit], self.base[fit], self.sample.rows[fit])
-        settings = {"shrinkage": REROUTE.shrinkage, "prior": REROUTE.prior}
-        return fit_rows(statistics, **settings, detectors=detectors, head=self.head.name)
+        statistics.add(self.features[fit], self.sample.rows[fit])
+        return fit_rows(statistics, rank=REROUTE.rank, prior=REROUTE.prior, head=self.head.name)
 
     def answer(self, rows: FeatureRows) -> Answer:
         """What the model would answer with these rows, for `judging.judge`."""

@@ -302,29 +302,23 @@ class Reroute(Recipe):
     """No steps and no gates: feature rows in closed form, see ``wfilter.untraining.reroute``.
 
     Attributes:
-        shrinkage: What is added to the covariance within classes, as a share of its mean variance.
-        prior: How many images the general value weighs where images of a class, or of a pair of
-            classes, are few.
-        detectors: ``"exact"``, ``"ridge"`` (more classes than features), ``"none"``, or ``"auto"``:
-            exact where the means of the classes allow it and there are images enough, else none.
+        rank: How many factors of the covariance within a class are kept. Classes with fewer than
+            twice as many images share one covariance.
+        prior: How many images the covariance of all classes weighs beside that of one class.
 
     Example:
-        >>> Reroute("mine", detectors="none").prior
+        >>> Reroute("mine", rank=16).prior
         5.0
     """
 
     objective: ClassVar[str] = "reroute"
 
-    shrinkage: float = 0.01
+    rank: int = 32
     prior: float = 5.0
-    detectors: str = "auto"
 
     def __post_init__(self) -> None:
-        _one_of(self, "detectors", "auto", "exact", "ridge", "none")
-        if self.shrinkage < 0 or self.prior <= 0:
-            raise ValueError(
-                f"shrinkage={self.shrinkage} must not be negative and prior={self.prior} positive."
-            )
+        if self.rank < 1 or self.prior <= 0:
+            raise ValueError(f"rank={self.rank} and prior={self.prior} must be positive.")
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ DISTILL_SOFT = Distill("distill-soft", margin=4.0, blend=0.5)
 # for, at the least cost to all others, solved instead of learned. Measured by
 # `benchmarks/imagenet.py` on 10,368 units.
 LINEAR = Linear("linear")
-# No gates: features of a forgotten class are moved onto others. Measured by
-# `benchmarks/feature_rows.py`; its constants were chosen on held-out training images.
+# No gates: features of a forgotten class are drawn anew from others. Measured by
+# `benchmarks/feature_rows.py`; its constants were chosen on training images.
 REROUTE = Reroute("reroute")
 # The default: what the others leave to choose, it chooses by looking at the model and the images.
 AUTO = Auto("auto")

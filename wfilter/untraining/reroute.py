@@ -54,9 +54,8 @@ def untrain_reroute(
     if device is not None:
         wf.to(device)
     collected = _collect(wf, train, seed, progress)
-    settings = {"shrinkage": recipe.shrinkage, "prior": recipe.prior}
     rows = fit_rows(
-        collected.statistics, **settings, detectors=recipe.detectors, head=collected.name
+        collected.statistics, rank=recipe.rank, prior=recipe.prior, seed=seed, head=collected.name
     )
     wf.feature_rows = rows.to(wf.alphas.device)
     wf.hard = False
@@ -115,7 +114,7 @@ def _collect(
             features = _base_features(wf, images).float().cpu()
             logits = found.head(features)
             rows = rows_of(labels, logits, wf.num_classes, generator)
-            found.statistics.add(features, logits, rows)
+            found.statistics.add(features, rows)
             if sum(map(len, found.labels)) < SHOWN:
                 found.features.append(features)
                 found.labels.append(rows)

@@ -22,6 +22,8 @@ _IDLE: dict[str, tuple[object, ...]] = {
     "lambda_retain": (1.0,),
     "lambda_forget": (1.0,),
     "lambda_deep": (0.0,),
+    "shrinkage": (0.01,),
+    "detectors": ("auto",),
     "lambda_fisher": (0.0,),
     "fisher_images": (1500,),
     "alike": (0,),
