@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Any
 
 from common import RESULTS, read_lines
-from wfilter.plots.figure import GREY, INK, PALETTE, drawing
+from wfilter.plots.figure import GREY, INK, PALETTE, WIDTH, drawing
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 LIGHT = "#d6dae0"  # text and axes on a dark ground
@@ -105,7 +105,7 @@ def probe_plot(points: Points, path: Path) -> Path:
     """Accuracy on the other classes against what a linear probe finds of the forgotten one."""
     spare = iter(OTHERS)
     methods = sorted(points.retain, key=lambda m: [*STYLES, m].index(m))
-    with drawing(path, 6.4, 3.0 + 0.1 * len(methods)) as (_, axes):
+    with drawing(path, WIDTH, 3.9 + 0.1 * len(methods)) as (figure, axes):
         for method in methods:
             colour, shape = STYLES.get(method) or next(spare)
             inside = colour if method in FILLED else "none"
@@ -113,19 +113,18 @@ def probe_plot(points: Points, path: Path) -> Path:
             size = 15 if method == "retrained" else 9
             axes.plot(*points.point(method), shape, ms=size, label=method, clip_on=False, **style)
         axes.set(xlim=(-2, 103), ylabel="other classes right, %  (Acc_r)")
-        axes.set_xlabel("forgotten class, found in the features by a linear probe, %")
+        axes.set_xlabel("forgotten class found by a linear probe, %")
         axes.margins(y=0.25)
         axes.grid(alpha=0.25)
         word = "class" if len(points.classes) == 1 else "classes"
         title = f"forgetting {word} {short(points.classes)}"
-        place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
-        axes.legend(title=title, alignment="left", fontsize=10, **place)
+        figure.legend(loc="outside lower center", title=title, ncols=2, fontsize=10)
     return path
 
 
 def tenants_plot(lines: list[dict[str, Any]], path: Path) -> Path:
     """Time and memory of three servers against the number of tenants."""
-    with drawing(path, 6.8, 3.6, columns=2) as (figure, (time, memory)):
+    with drawing(path, WIDTH, 5.4, rows=2, sharex=True) as (figure, (time, memory)):
         for server, (label, colour, shape) in SERVERS.items():
             mine = sorted((x for x in lines if x["server"] == server), key=lambda x: x["tenants"])
             style = {"color": colour, "marker": shape, "ms": 7, "lw": 2}
@@ -136,13 +135,14 @@ def tenants_plot(lines: list[dict[str, Any]], path: Path) -> Path:
             memory.plot(counts, [x["memory_mib"] for x in mine], **style)
         time.set(ylabel="time of a request, ours = 1")
         memory.set(ylabel="memory of a replica, MiB")
+        memory.set_xlabel("tenants")
         for axes in (time, memory):
-            axes.set(xscale="log", xlabel="tenants", xticks=counts)
+            axes.set(xscale="log")
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
             axes.set_xticks(counts, [str(count) for count in counts])
             axes.minorticks_off()
             axes.grid(alpha=0.25)
-        figure.legend(loc="outside lower center", ncols=3, fontsize=9.5, columnspacing=1)
+        figure.legend(loc="outside lower center", fontsize=10)
     return path
 
 

@@ -26,6 +26,9 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"  # furo's own choice underlines every import
 html_title = "wfilter"
 html_show_sphinx = False
 html_extra_path = ["atlas.html"]

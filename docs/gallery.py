@@ -135,12 +135,13 @@ def index() -> str:
         "# Examples\n",
         "Short scripts that run offline on real images. Each ends by checking its own claim; the "
         "tests run them all.\n",
-        "| | |\n|---|---|",
+        ":::::{container} cards\n",
     ]
     for name in names():
-        picture = f"[![](gallery/{name}.png)](examples/{name}.md)" if drawn(name) else ""
-        text.append(f"| {picture} | [**{title(name)}**](examples/{name}.md)<br>{parts(name)[0]} |")
-    text.append("\n```{toctree}\n:hidden:")
+        picture = f"![](gallery/{name}.png)\n\n" if drawn(name) else ""
+        link = f"[{title(name)}](examples/{name}.md)"
+        text.append(f"::::{{container}} card\n{picture}**{link}**\n\n{parts(name)[0]}\n::::\n")
+    text.append(":::::\n\n```{toctree}\n:hidden:")
     text += [f"examples/{name}" for name in names()]
     return "\n".join([*text, "```\n"])
 

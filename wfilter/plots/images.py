@@ -58,14 +58,19 @@ def pictures(
         ...     pictures(torch.rand(2, 3, 8, 8), f"{folder}/a.png", ["cat", "dog"]).name
         'a.png'
     """
-    count = -(-len(images) // columns)
+    count, tall = -(-len(images) // columns), images.shape[2] / images.shape[3]
     shape = {"rows": count, "columns": columns, "squeeze": False}
-    with drawing(path, 1.15 * columns + bool(lines), 1.45 * count, **shape) as (_, grid):
+    with drawing(path, 1.15 * columns + bool(lines), (1.1 * tall + 0.3) * count, **shape) as (
+        _,
+        grid,
+    ):
         for axes in grid.flat:
             axes.axis("off")
         for axes, image, caption in zip(grid.flat, images, captions):
             axes.imshow(as_pixels(image), cmap="gray", vmin=0, vmax=255)
-            axes.set_title(caption, size=9, y=-0.22)
+            below = {"xycoords": "axes fraction", "textcoords": "offset points"}
+            place = {"xytext": (0, -3), "ha": "center", "va": "top"}
+            axes.annotate(caption, (0.5, 0), size=9, **below, **place)
         for axes, name in zip(grid[:, 0], lines):
             place = {"transform": axes.transAxes, "ha": "right", "va": "center"}
             axes.text(-0.1, 0.5, name, size=10, **place)
