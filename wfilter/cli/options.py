@@ -33,7 +33,7 @@ def _use_config(context: typer.Context, path: Path | None) -> Path | None:
         name = str(parameter.name)
         value = stored.get(name)
         if getattr(parameter, "multiple", False) and isinstance(value, str):
-            stored[name] = [value]  # one word for a list of one
+            stored[name] = [value]  # a plain string in the file stands for a list of one
         if isinstance(value, bool) and not getattr(parameter, "is_flag", False):
             raise ValueError(
                 f"{path} has {name} = {str(value).lower()}, but {name} takes a value, not a switch."

@@ -79,7 +79,9 @@ class EncodedImages:
             raise ValueError(
                 f"{name} cannot be decoded ({error}). Replace or remove it."
             ) from error
-        return torch.from_numpy(pixels).view(self.size, self.size, self.channels).permute(2, 0, 1)
+        # A grey image comes without an axis of channels.
+        whole = torch.from_numpy(pixels).view(self.size, self.size, self.channels)
+        return rearrange(whole, "h w channels -> channels h w")
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +172,7 @@ def _cifar10(split: str, root: str | Path | None, download: bool) -> Stored:
     place = _find("cifar10", places, root, download)
     read = _cifar_binary if place.name.endswith("bin") else _cifar_pickles
     pixels, labels = read(place.parent, split)
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    images = rearrange(torch.from_numpy(pixels), "n h w channels -> n channels h w")
     return Stored(images, torch.from_numpy(labels).long(), CIFAR10_NAMES)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -172,7 +173,9 @@ def shift_and_flip(
         mirrored = torch.rand(count, 1, generator=generator) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
     sample = torch.arange(count)[:, None, None]
-    return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    # Indices on both sides of a slice: torch puts what they choose first and the slice last.
+    moved = padded[sample, :, rows[:, :, None], columns[:, None, :]]
+    return rearrange(moved, "n h w channels -> n channels h w")
 
 
 def hold_out(dataset: ImageSet, fraction: float = 0.1, seed: int = 0) -> tuple[ImageSet, ImageSet]:

@@ -194,11 +194,11 @@ def _refuse_out_of_reach(name: str) -> None:
     config: Any = timm.models.get_pretrained_cfg(name)
     place = config.hf_hub_id if config else None
     if not place or isinstance(try_to_load_from_cache(place, WEIGHTS_FILE), str):
-        return  # not from there, or already here
+        return  # the weights come from elsewhere, or are in the cache already
     try:
         urllib.request.urlopen(constants.ENDPOINT, timeout=REACH_SECONDS).close()
     except urllib.error.HTTPError:
-        return  # it answers, whatever it says
+        return  # an error page is an answer: the hub can be reached
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise ValueError(

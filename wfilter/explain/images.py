@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from einops import reduce
 from torch import Tensor, nn
 
 from wfilter.core.model import FilteredModel
@@ -48,7 +49,7 @@ def unit_responses(wf: FilteredModel, layer: str, images: Tensor) -> Tensor:
             "windows into the batch. Choose another layer."
         )
     outputs = torch.cat([part.movedim(axis, 1) for part in seen])
-    return outputs.flatten(2).amax(2) if outputs.ndim > 2 else outputs
+    return reduce(outputs, "n units ... -> n units", "max")
 
 
 def exciting_images(

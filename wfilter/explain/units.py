@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from einops import reduce
 from torch import Tensor, nn
 
 from wfilter.core.gates import slices
@@ -220,7 +221,8 @@ def head_usage(wf: FilteredModel) -> dict[str, Tensor]:
         parts = 3 if joint else 2 if last == "kv" else 1
         if heads and target.unit_axis is not None and target.units % (parts * heads) == 0:
             closed = 1 - gates[:, slices(wf.targets)[target.name]]
-            usage[target.name] = closed.view(wf.num_classes, parts, heads, -1).mean(3)
+            by_head = "classes (parts heads width) -> classes parts heads"
+            usage[target.name] = reduce(closed, by_head, "mean", parts=parts, heads=heads)
     return usage
 
 

@@ -187,7 +187,7 @@ def _write_package(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -
     takes = _takes(network, *inputs)
     settings = {
         "aot_inductor.metadata": {NOTE: takes.write()},
-        "aot_inductor.check_lowerbound": False,  # one image is not too few
+        "aot_inductor.check_lowerbound": False,  # traced with two images, to be called with one
         "freezing": takes.device == "cpu",
     }
     program = _trace(network, inputs)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from wfilter.core.gates import HARD, slices
@@ -314,6 +315,7 @@ def _curves(
         base = logits_of(wf(images))
         logits = _table_logits(wf, images, torch.stack(rows))  # (images, rows, classes)
     values = [relative_confidence(logits[:, i], base, row) for i in range(len(rows))]
+    # Curve after curve in one list: each has a point for every share.
     count = len(shares)
     return [Curve(shares, tuple(values[i * count : (i + 1) * count])) for i in range(len(kinds))]
 
@@ -344,7 +346,8 @@ def _table_logits(wf: FilteredModel, images: Tensor, table: Tensor, most: int = 
     size = max(1, most // len(table))
     pieces = torch.split(images, size)
     outputs = (steps.replicated(part, rows.repeat(len(part))) for part in pieces)
-    return torch.cat([torch.unflatten(logits_of(o), 0, (-1, len(table))) for o in outputs])
+    unfold = "(n rows) classes -> n rows classes"
+    return torch.cat([rearrange(logits_of(o), unfold, rows=len(table)) for o in outputs])
 
 
 def _with_rows(wf: FilteredModel, table: Tensor) -> FilteredModel:

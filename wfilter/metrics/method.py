@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from wfilter.core.model import FilteredModel
@@ -19,6 +20,7 @@ from wfilter.data.checks import check_logits
 from wfilter.data.running import device_of, evaluating
 
 PAIRS = 256
+UNFOLD = "(n rows) classes -> n rows classes"  # the answers to one image, side by side
 """Images times classes to forget in one forward."""
 
 
@@ -133,10 +135,9 @@ class Method:
             for some, wanted in zip(torch.split(images, size), torch.split(forget, size)):
                 some, chunks = some.to(device), torch.split(wanted, PAIRS, 1)
                 outputs = [wf.replicated(some, part.flatten().to(device)) for part in chunks]
-                shaped = [
-                    torch.unflatten(logits_of(output), 0, (len(some), -1)) for output in outputs
-                ]
-                parts.append(torch.cat(shaped, 1).flatten(0, 1).cpu())
+                by_image = [rearrange(logits_of(o), UNFOLD, n=len(some)) for o in outputs]
+                logits = rearrange(torch.cat(by_image, 1), "n rows classes -> (n rows) classes")
+                parts.append(logits.cpu())
         return torch.cat(parts)
 
 
@@ -191,7 +192,9 @@ class Draw:
         hand = [label] if label in self.offered else []
         while len(hand) < self.size:
             place = next((i for i, row in enumerate(self.deck) if row not in hand), None)
-            if place is None:
+            if (
+                place is None
+            ):  # what is left of the deck is in this hand: shuffle a new one below it
                 order = torch.randperm(len(self.classes), generator=self.generator)
                 self.deck += self.classes[order].tolist()
             else:

@@ -57,7 +57,7 @@ def _spoil(model: nn.Module) -> None:
 def _reset(model: nn.Module) -> None:
     """In place: children before parents, then the whole model's own scheme."""
     for module in reversed(list(model.modules())):
-        for name in ("reset_parameters", "_reset_parameters"):  # the latter: MultiheadAttention
+        for name in ("reset_parameters", "_reset_parameters"):  # MultiheadAttention has the second
             _call(getattr(module, name, None))
     _call(getattr(model, "init_weights", None))
 

@@ -251,7 +251,9 @@ def trainable(
             wf.hard = True
             with torch.no_grad():
                 for alpha in wf.alpha.values():
-                    if not bool((alpha == HARD).all()):  # open for all: it may be pinned there
+                    if not bool(
+                        (alpha == HARD).all()
+                    ):  # a target open for all classes may be pinned, and must stay as it is
                         alpha.clamp_(-1, 1)
         yield lambda images: wf(images, forget=row), wf.alphas
     finally:

@@ -144,7 +144,9 @@ def alike(make: Maker) -> html.Section:
             f"{what} Rank correlation with the overlap of closed gates: {correlation:+.2f} "
             "(1: the same order of pairs, 0: unrelated)."
         )
-        if len(names) > plots.MANY:  # as large as the first matrix, for one number
+        if (
+            len(names) > plots.MANY
+        ):  # a second matrix of this size would tell one number: the caption says it
             caption += f" {escape(text)}"
             continue
         drawn = make.draw(
