@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 import typer.main
@@ -21,6 +22,7 @@ release = version = wfilter.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
@@ -31,13 +33,24 @@ html_css_files = ["site.css"]
 pygments_dark_style = "github-dark"  # furo's own choice underlines every import
 html_title = "wfilter"
 html_show_sphinx = False
+smartquotes = False  # two dashes are an option, not a dash
 html_extra_path = ["atlas.html"]
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
+autosummary_generate = False  # tables of links only
 autodoc_typehints = "none"  # types stay in the signature
 autodoc_preserve_defaults = True
 suppress_warnings = ["config.cache"]
+
+
+def option_line(parameter: Any) -> str:
+    """A line of a command's table: the words, what they mean, what they are by default."""
+    words = ", ".join(f"`{word}`" for word in parameter.opts) or f"`{parameter.name}`"
+    text = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
+    default = parameter.default
+    said = default not in (None, "", False) and not callable(default)
+    return f"| {words} | {text} {f'Default: `{default}`.' if said else ''} |"
 
 
 def write_command_line(_: object) -> None:
@@ -47,16 +60,14 @@ def write_command_line(_: object) -> None:
     group = typer.main.get_command(app)
     pages = [
         "# Command line\n",
-        "Made from the commands themselves; `wfilter COMMAND --help` prints it.\n",
+        "Made from the commands themselves; `wfilter COMMAND --help` prints it, and "
+        "`python -m wfilter` is the same as `wfilter`.\n",
     ]
     for name, command in group.commands.items():
         pages.append(f"## wfilter {name}\n\n{(command.help or '').strip()}\n")
-        pages += ["| option | meaning |\n|---|---|"]
-        for parameter in command.params:
-            words = ", ".join(f"`{word}`" for word in parameter.opts) or f"`{parameter.name}`"
-            text = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
-            pages.append(f"| {words} | {text} |")
-        pages.append("")
+        example = " ".join((command.epilog or "").split()).removeprefix("Example: ")
+        pages += [f"```bash\n{example}\n```\n"] if example else []
+        pages += ["| option | meaning |\n|---|---|", *map(option_line, command.params), ""]
     (HERE / "command-line.md").write_text("\n".join(pages), encoding="utf-8")
 
 

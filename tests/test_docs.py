@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import wfilter
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 MADE = ("command-line.md", "examples.md")  # by the build
@@ -57,6 +59,14 @@ def test_every_example_was_run_as_it_is_now(monkeypatch):
     import gallery
 
     assert [name for name in gallery.names() if gallery.stored_run(name) is None] == []
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8")
+    missing = [
+        name for name in wfilter.__all__ if not re.search(rf":: wfilter\.(\w+\.)?{name}\n", text)
+    ]
+    assert missing == []
 
 
 def test_the_readme_is_short():
