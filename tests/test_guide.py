@@ -55,6 +55,16 @@ def test_tests_have_the_folders_of_the_package():
     assert [layer for layer in LAYERS if not list((ROOT / "tests" / layer).glob("test_*.py"))] == []
 
 
+def test_no_class_name_stands_for_two_things():
+    names = [
+        node.name
+        for path in FILES
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_the_glossary_has_fifteen_to_twenty_words():
     assert 15 <= len(first_cells(section(GUIDE, "Words"))) <= 20
 

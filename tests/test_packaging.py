@@ -1,5 +1,6 @@
 """One version, stated in one place; `.ci/wheel` builds the wheel and uses it."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -10,6 +11,28 @@ import wfilter
 from wfilter.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
+# Import name -> what is declared for it. Ray Serve brings its own web framework along.
+DECLARED_AS = {"PIL": "pillow", "sklearn": "scikit-learn"} | dict.fromkeys(
+    ("ray", "fastapi", "starlette", "pydantic"), "ray[serve]"
+)
+
+
+def imported_packages(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def test_every_package_that_is_imported_is_declared():
+    packages = {
+        name for path in (ROOT / "wfilter").rglob("*.py") for name in imported_packages(path)
+    }
+    foreign = packages - set(sys.stdlib_module_names) - {"wfilter"}
+    assert {"torch", "einops"} <= foreign
+    declared = (ROOT / "pyproject.toml").read_text()
+    assert [n for n in foreign if f'"{DECLARED_AS.get(n, n)}>=' not in declared] == []
 
 
 def test_the_version_has_one_source_and_everything_else_agrees(capsys):

@@ -13,7 +13,7 @@ import digits
 import wfilter
 from wfilter import data, metrics
 from wfilter.page import html, write_page
-from wfilter.page.sample import take_sample
+from wfilter.page.sample import take_page_sample
 from wfilter.page.write import Maker
 
 NAMES = [f"digit <{i}> & co" for i in range(10)]
@@ -94,7 +94,7 @@ def test_ids_are_unique_and_every_reference_has_its_target(page):
 
 def test_the_first_screen_says_in_one_sentence_what_is_forgotten_and_how_well(untrained, page):
     wf, _ = untrained
-    sample = take_sample(wf, named_digits(), 8)
+    sample = take_page_sample(wf, named_digits(), 8)
     with torch.no_grad():
         after = metrics.forget_accuracy(
             wf(sample.images, forget=sample.labels), sample.labels, sample.labels
@@ -128,7 +128,7 @@ def test_the_outline_names_every_section_in_order(page):
 
 def test_the_table_holds_the_accuracies_of_the_filtered_model(untrained, page):
     wf, _ = untrained
-    sample = take_sample(wf, named_digits(), 8)
+    sample = take_page_sample(wf, named_digits(), 8)
     with torch.no_grad():
         after = metrics.forget_accuracy(
             wf(sample.images, forget=sample.labels), sample.labels, sample.labels
@@ -159,7 +159,7 @@ def test_matrices_report_their_rank_correlation_with_the_gates(page):
 
 def test_with_many_classes_each_image_meets_its_own_row_and_a_few_others():
     wf = small_filters(25)
-    sample = take_sample(wf, [(torch.rand(50, 1, 2, 2), torch.arange(50) % 25)], 2)
+    sample = take_page_sample(wf, [(torch.rand(50, 1, 2, 2), torch.arange(50) % 25)], 2)
     made = Maker(wf, sample, {}, Path(), [3], ())
     assert set(made.forget.by_row) == set(range(25))
     assert len(made.retain.by_row) == 25

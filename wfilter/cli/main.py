@@ -62,10 +62,9 @@ def _one_line(error: Exception) -> str:
         if error.filename is None:
             return f"{error.strerror.rstrip('.')}."
         return f"{error.filename}: {error.strerror}. Check the path and its permissions."
-    text = re.sub(
-        r"([^.:;,\s])\n(?=[A-Z])", r"\1. ", str(error)
-    )  # lines that begin with a capital become sentences
-    text = re.sub(r"([^.:;,\s])\n(?= )", r"\1; ", text)  # indented lines are entries of a list
+    # Lines that begin with a capital become sentences, indented ones entries of a list.
+    text = re.sub(r"([^.:;,\s])\n(?=[A-Z])", r"\1. ", str(error))
+    text = re.sub(r"([^.:;,\s])\n(?= )", r"\1; ", text)
     text = " ".join(text.split()) or type(error).__name__
     foreseen = (ValueError, TypeError, RuntimeError, OSError, ArithmeticError)
     if isinstance(error, foreseen):

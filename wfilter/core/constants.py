@@ -22,7 +22,7 @@ _ATTEND = F.scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
-class Use:
+class WeightUse:
     """One call of a weight: what it was given, NaN where that depends on the image.
 
     ``seen`` is one sample's input, ``(1, channels, ...)`` or ``(..., features)``; ``again`` applies
@@ -49,7 +49,7 @@ class ConstantMode(TorchFunctionMode):
     def __init__(self, weights: Mapping[int, str]):
         super().__init__()
         self.weights = weights
-        self.uses: dict[str, list[Use]] = {name: [] for name in weights.values()}
+        self.uses: dict[str, list[WeightUse]] = {name: [] for name in weights.values()}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -75,7 +75,7 @@ class ConstantMode(TorchFunctionMode):
         if name is not None:
             padded = func is not F.linear and _pads(rest, weight)
             again = _without_bias(func, rest)
-            self.uses[name].append(Use(x[:1].clone(), again, axis, padded))
+            self.uses[name].append(WeightUse(x[:1].clone(), again, axis, padded))
         output = known_product(lambda a, b: func(a, b, None, **rest), x, weight)
         if bias is not None:
             output += bias if func is F.linear else bias.view(-1, *[1] * (weight.ndim - 2))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from wfilter.core.constants import ConstantMode, Use
+from wfilter.core.constants import ConstantMode, WeightUse
 from wfilter.core.coupling import Coupling, couple
 from wfilter.core.targets import CONVOLUTIONS
 
@@ -39,7 +39,7 @@ class Cutting:
     """Which classes of channels go, and all that is needed to take them out."""
 
     weights: dict[str, Tensor]
-    uses: dict[str, list[Use]]
+    uses: dict[str, list[WeightUse]]
     coupling: Coupling
     gone: set[int] = field(default_factory=set)
     kept: dict[int, str] = field(default_factory=dict)

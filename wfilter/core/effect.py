@@ -13,7 +13,7 @@ from wfilter.core.nearness import Near
 from wfilter.core.outputs import Inputs, take_apart
 from wfilter.core.paths import run_path
 from wfilter.core.refusing import Unproved, run_from
-from wfilter.core.state import Kept
+from wfilter.core.state import Snapshot
 from wfilter.core.targets import Target
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def refuse_without_effect(
-    wf: FilteredModel, inspection: Inspection, single: Inputs, state: Kept
+    wf: FilteredModel, inspection: Inspection, single: Inputs, state: Snapshot
 ) -> None:
     """Stop at a weight whose gates cancel out, though closing all of them does not."""
     by_weight = [t for t, f in zip(wf.targets, inspection.findings) if f.by == "weight"]

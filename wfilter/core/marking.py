@@ -14,7 +14,7 @@ from wfilter.core.rules import Function, InterceptMode, Site
 
 
 @dataclass
-class Use:
+class TargetUse:
     """What the inspection saw of one target."""
 
     functions: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class InspectMode(InterceptMode):
     def __init__(self, sites: dict[int, Site], batch: int):
         super().__init__(sites)
         self.batch = batch
-        self.uses: dict[int, Use] = {site.index: Use() for site in sites.values()}
+        self.uses: dict[int, TargetUse] = {site.index: TargetUse() for site in sites.values()}
         self._function = ""
         self._latest: tuple[int, Tensor] | None = None  # a target and its gated output
 

@@ -28,7 +28,7 @@ from wfilter.core.oracle import gateable, run_by_hand
 from wfilter.core.outputs import Inputs, take_apart
 from wfilter.core.paths import run_path
 from wfilter.core.refusing import Unproved, explain, refuse_company, run_from
-from wfilter.core.state import Kept, kept
+from wfilter.core.state import Snapshot, kept
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
@@ -84,7 +84,7 @@ class _Trial:
     batch: Inputs
     gates: Tensor  # (SAMPLES, total_units), all open for sample 0
     alone: Sequence[Sequence[Tensor]]
-    state: Kept
+    state: Snapshot
     near: Near
 
 
@@ -132,7 +132,7 @@ def _gates(wf: FilteredModel, generator: torch.Generator) -> Tensor:
 
 
 def _alone(
-    wf: FilteredModel, batch: Inputs, gates: Tensor, state: Kept
+    wf: FilteredModel, batch: Inputs, gates: Tensor, state: Snapshot
 ) -> Sequence[Sequence[Tensor]]:
     """The answers by the oracle, each sample alone with its weights multiplied by hand."""
     first, *others = batch.singly()

@@ -13,7 +13,7 @@ from wfilter.core.nearness import Near
 from wfilter.core.oracle import gateable, run_by_hand
 from wfilter.core.outputs import Inputs, take_apart
 from wfilter.core.paths import run_path
-from wfilter.core.state import Kept, kept
+from wfilter.core.state import Snapshot, kept
 from wfilter.core.targets import Target
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ class Unproved(ValueError):
     """No plan of this model is right."""
 
 
-def run_from(state: Kept, model: nn.Module, inputs: Inputs) -> list[Tensor]:
+def run_from(state: Snapshot, model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The tensors of the output, from the state in which the model was found."""
     state.restore()
     return take_apart(inputs.run(model))[0]
 
 
-def refuse_company(model: nn.Module, batch: Inputs, axes: Axes, state: Kept) -> None:
+def refuse_company(model: nn.Module, batch: Inputs, axes: Axes, state: Snapshot) -> None:
     """Stop where the base model treats a sample differently in company."""
     near = Near()
     together = run_from(state, model, batch)

@@ -22,7 +22,7 @@ _OPAQUE = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, Modul
 _DEPTH = 4  # of containers and objects within each other
 
 
-class Kept:
+class Snapshot:
     """A model's state at one moment; ``restore`` brings it back and says what had changed.
 
     A model has thousands of dicts, nearly all empty, so each of them is looked at with little ado.
@@ -79,7 +79,7 @@ def _same(found: dict[Any, Any], before: dict[Any, Any]) -> bool:
 
 
 @contextmanager
-def kept(model: nn.Module) -> Iterator[Kept]:
+def kept(model: nn.Module) -> Iterator[Snapshot]:
     """Whatever happens inside, the model is afterwards as it was.
 
     Example:
@@ -89,7 +89,7 @@ def kept(model: nn.Module) -> Iterator[Kept]:
         >>> norm.running_mean
         tensor([0., 0.])
     """
-    state = Kept(model)
+    state = Snapshot(model)
     try:
         yield state
     finally:

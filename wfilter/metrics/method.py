@@ -192,9 +192,7 @@ class Draw:
         hand = [label] if label in self.offered else []
         while len(hand) < self.size:
             place = next((i for i, row in enumerate(self.deck) if row not in hand), None)
-            if (
-                place is None
-            ):  # what is left of the deck is in this hand: shuffle a new one below it
+            if place is None:  # all that is left is in this hand already: another deck below it
                 order = torch.randperm(len(self.classes), generator=self.generator)
                 self.deck += self.classes[order].tolist()
             else:

@@ -65,7 +65,7 @@ ROOM = 10**8
 
 
 @dataclass(frozen=True)
-class Seen:
+class LogitsAndFeatures:
     """Logits and penultimate features of one model on the samples in memory."""
 
     logits: Tensor
@@ -200,7 +200,7 @@ class Problem:
         }
         return RowScores(by_row, higher_is_better=True)
 
-    def seen(self, method: Method, row: int) -> tuple[Seen, Seen]:
+    def seen(self, method: Method, row: int) -> tuple[LogitsAndFeatures, LogitsAndFeatures]:
         """What a method's model makes of the training and the test sample.
 
         Kept for the metrics that come after, as long as there is room (`ROOM`).
@@ -211,7 +211,7 @@ class Problem:
             self._seen[key] = (see(self.train[0]), see(self.test[0]))
             while len(self._seen) > 1 and self._kept_numbers() > ROOM:
                 del self._seen[next(iter(self._seen))]
-        seen: tuple[Seen, Seen] = self._seen[key]
+        seen: tuple[LogitsAndFeatures, LogitsAndFeatures] = self._seen[key]
         return seen
 
     def _kept_numbers(self) -> int:
@@ -219,23 +219,23 @@ class Problem:
         return sum(part.logits.numel() + part.features.numel() for part in both)
 
 
-def _rerouted(wf: FilteredModel | None, row: int) -> Callable[[Tensor], Seen] | None:
+def _rerouted(wf: FilteredModel | None, row: int) -> Callable[[Tensor], LogitsAndFeatures] | None:
     """How to look at a model with feature rows, of which a baked one has only a linear part."""
     if wf is None or wf.feature_rows is None:
         return None
 
     @torch.no_grad()
-    def see(images: Tensor) -> Seen:
+    def see(images: Tensor) -> LogitsAndFeatures:
         parts = [part.to(wf.alphas.device) for part in torch.split(images, PAIRS)]
         logits = torch.cat([logits_of(wf(part, forget=row)).float().cpu() for part in parts])
         features = torch.cat([wf.features(part, forget=row).float().cpu() for part in parts])
-        return Seen(logits, features)
+        return LogitsAndFeatures(logits, features)
 
     return see
 
 
 @torch.no_grad()
-def look(model: nn.Module, images: Tensor) -> Seen:
+def look(model: nn.Module, images: Tensor) -> LogitsAndFeatures:
     """Logits and features in one forward.
 
     Example:
@@ -251,4 +251,4 @@ def look(model: nn.Module, images: Tensor) -> Seen:
     labels = torch.zeros(len(images), dtype=torch.long)
     batches = list(zip(torch.split(images, PAIRS), torch.split(labels, PAIRS)))
     features, _ = collect_features(model, batches, forward=forward)
-    return Seen(torch.cat(logits).float().cpu(), features.float())
+    return LogitsAndFeatures(torch.cat(logits).float().cpu(), features.float())

@@ -251,9 +251,8 @@ def trainable(
             wf.hard = True
             with torch.no_grad():
                 for alpha in wf.alpha.values():
-                    if not bool(
-                        (alpha == HARD).all()
-                    ):  # a target open for all classes may be pinned, and must stay as it is
+                    # A target that is open for all classes may be pinned: then it must stay so.
+                    if not bool((alpha == HARD).all()):
                         alpha.clamp_(-1, 1)
         yield lambda images: wf(images, forget=row), wf.alphas
     finally:

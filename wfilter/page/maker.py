@@ -15,7 +15,7 @@ from wfilter.core.gates import slices
 from wfilter.core.model import FilteredModel
 from wfilter.metrics.layers import all_gates
 from wfilter.page import html
-from wfilter.page.sample import Sample
+from wfilter.page.sample import PageSample
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Maker:
     """What every section needs: the model, its numbers, and a folder to draw in."""
 
     wf: FilteredModel
-    sample: Sample
+    sample: PageSample
     curves: dict[int, explain.ClassCurves]
     folder: Path
     classes: list[int]

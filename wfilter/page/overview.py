@@ -144,9 +144,8 @@ def alike(make: Maker) -> html.Section:
             f"{what} Rank correlation with the overlap of closed gates: {correlation:+.2f} "
             "(1: the same order of pairs, 0: unrelated)."
         )
-        if (
-            len(names) > plots.MANY
-        ):  # a second matrix of this size would tell one number: the caption says it
+        # A second matrix of many classes would be drawn for one number: the caption tells it.
+        if len(names) > plots.MANY:
             caption += f" {escape(text)}"
             continue
         drawn = make.draw(

@@ -15,7 +15,7 @@ from wfilter.data.reading import first_of_each, take
 
 
 @dataclass(frozen=True)
-class Sample:
+class PageSample:
     """Some images of every class.
 
     Attributes:
@@ -35,14 +35,16 @@ class Sample:
         return (self.labels == row).nonzero()[:most, 0]
 
 
-def take_sample(wf: FilteredModel, data: ImageSet | Iterable[Any], per_class: int) -> Sample:
+def take_page_sample(
+    wf: FilteredModel, data: ImageSet | Iterable[Any], per_class: int
+) -> PageSample:
     """The first ``per_class`` images of every class.
 
     Example:
         >>> import torch, wfilter
         >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 2), targets="*")
         >>> batch = (torch.rand(6, 1, 2, 2), torch.tensor([0, 1, 1, 1, 0, 0]))
-        >>> take_sample(wf, [batch], 2).labels
+        >>> take_page_sample(wf, [batch], 2).labels
         tensor([0, 1, 1, 0])
     """
     refuse_other_classes(wf.class_names, data)
@@ -60,7 +62,7 @@ def take_sample(wf: FilteredModel, data: ImageSet | Iterable[Any], per_class: in
             f"the data has {len(names)} classes\nand the filters {wf.num_classes}. Give the data "
             "the model was made for."
         )
-    return Sample(images, pixels, labels, tuple(names))
+    return PageSample(images, pixels, labels, tuple(names))
 
 
 def _stretched(images: Tensor) -> Tensor:

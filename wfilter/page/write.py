@@ -17,7 +17,7 @@ from wfilter.page.audit import audit_sections
 from wfilter.page.maker import Maker
 from wfilter.page.overview import alike, every_class, shared, where
 from wfilter.page.panel import panel
-from wfilter.page.sample import Sample, take_sample
+from wfilter.page.sample import PageSample, take_page_sample
 from wfilter.page.summary import header
 from wfilter.untraining.history import History
 
@@ -76,7 +76,7 @@ def write_page(
         ...     write_page(wf, [batch], f"{folder}/a.html", steps=2).name
         'a.html'
     """
-    sample = take_sample(wf, data, per_class)
+    sample = take_page_sample(wf, data, per_class)
     present = sorted(set(sample.labels.tolist()))
     shown = _chosen(wf, classes, sample, present)
     chosen = [explain.find_layer(wf, x) for x in layers] if layers else explain.default_layers(wf)
@@ -107,7 +107,7 @@ def write_page(
 
 
 def _chosen(
-    wf: FilteredModel, classes: Sequence[int | str] | None, sample: Sample, present: list[int]
+    wf: FilteredModel, classes: Sequence[int | str] | None, sample: PageSample, present: list[int]
 ) -> list[int]:
     """The rows with a panel; a class without images is an error."""
     if classes is None:
