@@ -222,7 +222,7 @@ def cifar(args: argparse.Namespace) -> None:
     x = torch.stack([images[i][0] for i in range(args.batch)])
     line = {
         "kind": "cifar",
-        "model": opened.job.model,
+        "model": f"{opened.job.model}, {args.cifar.name}",
         "forget": FORGET,
         "full": sum(p.numel() for p in opened.wf.base.parameters()),
         **compare(whole, x, args.rounds, compiled=True),
