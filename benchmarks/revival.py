@@ -6,9 +6,9 @@
 
 FILTERS is a folder that `wfilter untrain` wrote for ``wfilter:resnet18-cifar``, ``cnn_small-cifar``
 or ``cnn-cifar``. The attacker holds the baked model, knows its architecture, and has some of:
-nothing else; 1, 5 or 50 training images of every class; the positions of zeros (to be seen in a
-model baked with zeros); another network of the same architecture (``--other``; with
-``--references`` the one trained without another class, which knows this one).
+nothing else; 1, 5 or 50 training images of every class; the positions of zeros and of rows much
+smaller than others, which the weights show; another network of the same architecture (``--other``;
+with ``--references`` the one trained without another class, which knows this one).
 
 Models handed out:
 
@@ -17,7 +17,8 @@ Models handed out:
 - gaussian: zeros filled with noise of a tenth of the layer's spread, to hide where they were.
 - pruned: ``wf.bake(prune=True)``. The attacker widens it again with zeros; where the new channels
   stand does not matter, but their BatchNorm entries and what read them are lost.
-- pruned + rows: the same with feature rows (recipe ``reroute``) folded into the head.
+- pruned + rows: the same with feature rows (recipe ``reroute``, made for the baked model from
+  2,000 training images) folded into the head.
 - restarted: a control: zeros, with all layers that have closed gates and the head drawn anew. What
   images restore here, they restore without anything that was left in those layers.
 - retrained: the network of `benchmarks/references.py` that never saw the class.
@@ -115,31 +116,32 @@ def pick(images: Any, per_class: dict[int, int]) -> tuple[Tensor, Tensor]:
     return x, torch.tensor([int(images[i][1]) for i in chosen])
 
 
-def with_rows(opened: Filters) -> wfilter.FilteredModel:
-    """The same filters with feature rows, made from training images."""
-    wf = copy.deepcopy(opened.wf)
-    each = dict.fromkeys(range(10), ROW_IMAGES // 10)
-    wfilter.untrain(wf, wfilter.InMemory(*pick(opened.job.images("train"), each)), recipe="reroute")
+def with_rows(opened: Filters, forget: set[int], given: wfilter.InMemory) -> wfilter.FilteredModel:
+    """Feature rows on the baked model: rows and trained gates do not go together otherwise."""
+    baked = opened.wf.bake(forget).eval()
+    wf = wfilter.apply_weight_filtering(baked, 10, example_input=given.images[:1])
+    wfilter.untrain(wf, given, recipe="reroute")
     return wf
 
 
 def run(args: argparse.Namespace) -> None:
     opened = open_filters(args.filters)
-    rows = with_rows(opened)
+    each = dict.fromkeys(range(10), ROW_IMAGES // 10)
+    given = wfilter.InMemory(*pick(opened.job.images("train"), each))
     train = pick(opened.job.images("train"), dict.fromkeys(range(10), max(SHOTS)))
     for forget in [{c} for c in FORGET] if args.each else [set(FORGET)]:
         tests = {c: args.tests if c in forget else args.tests // 2 for c in range(10)}
         test = pick(opened.job.images("test"), tests)
-        attack_all(args, opened, models(args, opened, rows, forget), forget, train, test)
+        attack_all(args, opened, models(args, opened, given, forget), forget, train, test)
 
 
 def models(
-    args: argparse.Namespace, opened: Filters, rows: wfilter.FilteredModel, forget: set[int]
+    args: argparse.Namespace, opened: Filters, given: wfilter.InMemory, forget: set[int]
 ) -> dict[str, Tail]:
     """All that can be handed out with the files that are there."""
     found = {}
     for kind in MODELS[:-1]:
-        wf = rows if kind == "pruned + rows" else opened.wf
+        wf = with_rows(opened, forget, given) if kind == "pruned + rows" else opened.wf
         found[kind] = handed_out(wf, kind, forget)
     if args.soft:
         found["soft"] = Tail(open_filters(args.soft).wf.bake(forget).eval()).eval()
@@ -184,7 +186,7 @@ def attack_all(
             what = {**facts, "model": kind, "attack": name, "shots": shots}
             if what in done or not is_meant(kind, name, shots):
                 continue
-            zeros = zeros_of(kinds[kind if kind.startswith("pruned") else "zeros"])
+            zeros = zeros_of(kinds["zeros"] if kind == "restarted" else tail)
             start, tail = time.process_time(), copy.deepcopy(tail)
             work(tail, zeros, torch.Generator().manual_seed(0))
             line = {**what, **accuracies(tail, *asked, forget)}

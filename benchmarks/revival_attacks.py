@@ -51,9 +51,19 @@ def before_tail(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def zeros_of(tail: Tail) -> dict[str, Tensor]:
-    """Weight name -> where it is zero: what an attacker sees."""
-    found = {n: p == 0 for n, p in tail.body.named_parameters("body") if p.ndim > 1}
+    """Weight name -> where an attacker sees that something was closed: zeros, and small rows."""
+    found = {}
+    for name, weight in tail.body.named_parameters("body"):
+        if weight.ndim > 1:
+            rows = small_rows(weight).view(-1, *[1] * (weight.ndim - 1))
+            found[name] = ((weight == 0) | rows).detach()
     return {name: zeros for name, zeros in found.items() if zeros.any()}
+
+
+def small_rows(weight: Tensor) -> Tensor:
+    """Rows whose norm is less than a quarter of what is usual in their layer."""
+    norms = weight.flatten(1).norm(dim=1)
+    return norms < 0.25 * norms[norms > 0].median()
 
 
 # ---- attacks without images ---------------------------------------------------------------------
@@ -83,13 +93,10 @@ def by_neighbours(tail: Tail, zeros: dict[str, Tensor], generator: torch.Generat
 @torch.no_grad()
 def by_scale(tail: Tail, zeros: dict[str, Tensor], generator: torch.Generator) -> None:
     """In place: rows much smaller than others are scaled up to the others' size."""
-    for name in zeros:
-        weight = tail.get_parameter(name)
-        norms = weight.flatten(1).norm(dim=1)
-        small = norms < 0.25 * norms.median()
-        typical = norms[~small].median()
-        factor = torch.where(small, typical / norms.clamp(min=1e-12), 1.0)
-        weight *= factor.view(-1, 1, 1, 1)
+    for weight in (tail.get_parameter(name) for name in zeros):
+        norms, small = weight.flatten(1).norm(dim=1), small_rows(weight)
+        factor = torch.where(small, norms[~small].median() / norms.clamp(min=1e-12), 1.0)
+        weight *= factor.view(-1, *[1] * (weight.ndim - 1))
 
 
 @torch.no_grad()

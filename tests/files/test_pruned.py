@@ -41,6 +41,21 @@ def test_a_file_without_a_name_is_loaded_into_the_architecture_given(pruned, tmp
     assert torch.equal(again(x), pruned.model(x))
 
 
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_graph_of_a_pruned_model_answers_as_it_does_and_needs_no_architecture(
+    suffix, pruned, tmp_path
+):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxruntime")
+    x = images(5, 1, 8, 8, dtype=torch.float32)
+    path = tmp_path / f"small{suffix}"
+    wfilter.export(pruned.model, path, example_input=x[:1])
+    whole = tmp_path / f"whole{suffix}"
+    wfilter.export(wfilter.zoo.create("cnn-digits").eval(), whole, example_input=x[:1])
+    assert path.stat().st_size < 0.7 * whole.stat().st_size
+    close(wfilter.load_exported(path)(x), pruned.model(x), 1e-5)
+
+
 def test_a_bias_that_took_up_constants_is_rebuilt_too(tmp_path):
     def make():
         layers = [nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 1, bias=False)]
