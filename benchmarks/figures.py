@@ -51,6 +51,7 @@ class Points:
     """One picture: accuracies in % of each method, a value for each class it was measured on."""
 
     name: str
+    caption: str
     retain: dict[str, dict[int, float]] = field(default_factory=dict)
     probe: dict[str, dict[int, float]] = field(default_factory=dict)
 
@@ -80,8 +81,11 @@ def short(rows: set[int]) -> str:
 def audits(results: Path) -> Iterator[Points]:
     """A picture of each audit, `benchmarks/audit.py`."""
     for path in sorted(results.glob("audit_*.jsonl")):
-        points = Points(f"probe-{path.stem.removeprefix('audit_')}")
-        for line in read_lines(path):
+        lines = read_lines(path)
+        of = f"`{lines[0]['network']}`" if lines else ""
+        caption = f"{of}, audited: `python benchmarks/audit.py`, lines in `{path.name}`"
+        points = Points(f"probe-{path.stem.removeprefix('audit_')}", caption)
+        for line in lines:
             row, cells = line["class"], line["report"]["rows"][line["method"]]
             if "probe f" in cells and "Acc_r" in cells:
                 retain, probe = (cells[c]["by_class"][str(row)] for c in ("Acc_r", "probe f"))
@@ -96,7 +100,8 @@ def feature_rows(results: Path) -> Iterator[Points]:
         if line.get("linear_probe") is None or "forget" not in line or "acc_r" not in line:
             continue
         model = line["model"].rpartition(":")[2]
-        points = found.setdefault(model, Points(f"probe-rows-{model}"))
+        caption = f"`{model}`, feature rows: `python benchmarks/feature_rows.py`"
+        points = found.setdefault(model, Points(f"probe-rows-{model}", caption))
         points.add(line["method"], line["forget"], line["acc_r"], line["linear_probe"])
     yield from found.values()
 
@@ -120,6 +125,13 @@ def probe_plot(points: Points, path: Path) -> Path:
         title = f"forgetting {word} {short(points.classes)}"
         figure.legend(loc="outside lower center", title=title, ncols=2, fontsize=10)
     return path
+
+
+def shown(points: Points) -> str:
+    """A figure and its caption as Markdown, for the page that shows them all."""
+    alt = "accuracy on the other classes against what a linear probe finds of the forgotten one"
+    light, dark = (f"![{alt}](figures/{points.name}{end}.svg)" for end in ("", "-dark"))
+    return f"{light}{{.only-light}}{dark}{{.only-dark}}\n\n*{points.caption}.*\n"
 
 
 def tenants_plot(lines: list[dict[str, Any]], path: Path) -> Path:
@@ -161,11 +173,12 @@ def in_dark(path: Path) -> Path:
 def draw_all(results: Path, out: Path) -> list[Path]:
     """Every figure that the stored lines allow."""
     out.mkdir(exist_ok=True)
-    made = [
-        probe_plot(points, out / f"{points.name}.svg")
-        for points in [*audits(results), *feature_rows(results)]
-        if len(points.retain) > 1 and points.classes
-    ]
+    for old in out.glob("*.svg"):
+        old.unlink()
+    every = [*audits(results), *feature_rows(results)]
+    drawn = [points for points in every if len(points.retain) > 1 and points.classes]
+    made = [probe_plot(points, out / f"{points.name}.svg") for points in drawn]
+    (out / "probe.md").write_text("\n".join(map(shown, drawn)), encoding="utf-8")
     lines = read_lines(results / "serve.jsonl")
     made.append(tenants_plot(lines, out / "tenants.svg"))
     return made + [in_dark(path) for path in made]

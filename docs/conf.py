@@ -26,7 +26,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "figures"]
 html_theme = "furo"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]

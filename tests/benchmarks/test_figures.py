@@ -7,7 +7,8 @@ import figures
 
 def audit_line(method, row, retain, probe):
     cells = {"Acc_r": {"by_class": {str(row): retain}}, "probe f": {"by_class": {str(row): probe}}}
-    return {"method": method, "class": row, "report": {"rows": {method: cells}}}
+    line = {"method": method, "class": row, "network": "net"}
+    return {**line, "report": {"rows": {method: cells}}}
 
 
 def served(server, tenants, ratio):
@@ -47,6 +48,7 @@ def test_every_figure_is_drawn_for_light_and_for_dark_pages(results, tmp_path):
         name + end for name in ("probe-mnist", "probe-rows-net", "tenants") for end in ("", "-dark")
     }
     texts = {path.stem: path.read_text() for path in made}
+    assert (tmp_path / "out" / "probe.md").read_text().count("figures/probe-") == 4
     assert "some rival" in texts["probe-mnist"]
     assert "forgetting class 3" in texts["probe-mnist"]
     assert figures.INK in texts["tenants"]
