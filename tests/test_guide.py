@@ -45,10 +45,21 @@ def test_the_table_of_folders_is_the_order_of_the_layers():
 
 
 def test_every_file_of_core_has_its_step_in_the_reading_order():
-    order = section(GUIDE, "Where things are").split("Inside `core/`")[1]
+    order = section(GUIDE, "Where things are").split("Inside ")[1]
     files = [row.split("|")[2] for row in order.splitlines() if row.startswith("|")][2:]
     named = re.findall(r"`(\w+)`", " ".join(files))
     assert sorted(named) == sorted(p.stem for p in (PACKAGE / "core").glob("[!_]*.py"))
+
+
+def test_every_file_in_the_table_of_a_folder_is_in_that_folder():
+    table = section(GUIDE, "Where things are").split("Inside the other folders:")[1]
+    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
+    assert [folder.strip(" `/") for folder, _ in rows] == list(LAYERS[1:])
+    words = {"untrain", "auto", "evaluate", "compare"}  # of users
+    for folder, files in rows:
+        place = PACKAGE / folder.strip(" `/")
+        named = set(re.findall(r"`(\w+)`", files)) - (words - {p.stem for p in place.glob("*.py")})
+        assert [name for name in named if not (place / f"{name}.py").exists()] == []
 
 
 def test_tests_have_the_folders_of_the_package():
