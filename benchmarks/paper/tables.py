@@ -23,7 +23,7 @@ BEYOND = {
     "untraining.md": "sets of classes, on the whole test set",
     "ablations.md": "what each choice of `distill` is worth",
     "without_training_set.md": "without the training set",
-    "deep.md": "forgetting in the features",
+    "feature_rows.md": "forgetting in the features",
     "one_round.md": "one round against ten: time and storage",
     "compare_*.md": "beside ten other methods, with probe and membership inference",
 }

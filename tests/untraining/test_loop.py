@@ -3,7 +3,6 @@ import dataclasses
 import json
 import os
 import time
-from functools import cache
 
 import pytest
 import torch
@@ -17,15 +16,12 @@ from helpers import linear, samples
 from kills import kill_in_a_new_process
 from wfilter import data
 from wfilter.data.batches import InMemory, split_batch
-from wfilter.metrics import penultimate_features
-from wfilter.untraining import losses
 from wfilter.untraining.loop import Run, untrain
 from wfilter.untraining.pairs import Pairs
 from wfilter.untraining.recipes import DISTILL, DISTILL_SOFT, PAPER
 from wfilter.untraining.state import Keeper
 
 QUICK = dataclasses.replace(DISTILL, depth=1.0, expansion=2)
-DEEP = dataclasses.replace(DISTILL_SOFT, name="deep", pairs="row", lambda_deep=5.0)
 
 
 def run(wf=None, **options):
@@ -143,7 +139,7 @@ def test_alphas_that_change_under_a_pin_are_refused():
     wf(images, forget=1)
 
 
-@pytest.mark.parametrize("recipe", [QUICK, PAPER, DEEP], ids=lambda r: r.name)
+@pytest.mark.parametrize("recipe", [QUICK, PAPER], ids=lambda r: r.name)
 @pytest.mark.parametrize("loader", [False, True])
 def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, recipe, loader):
     batches = list(zip(samples()[0].split(8), samples()[1].split(8)))
@@ -466,87 +462,3 @@ def test_accuracies_of_a_step_leave_blended_images_out():
     is_blended = torch.tensor([False, True, True, False])
     record = step._record(torch.tensor(1.0), logits, pairs, rows, is_blended)
     assert (record.retain_accuracy, record.forget_accuracy) == (1.0, 0.0)
-
-
-# ---- a term on the features -------------------------------------------------------------------
-
-
-def read_off(wf, images, labels):
-    """How well a ridge regression finds each class in the features under its own row."""
-    found = []
-    for row in range(wf.num_classes):
-        features = penultimate_features(wf.base, images, forward=lambda x, r=row: wf(x, r))
-        own = labels == row
-        found.append(float(losses.ridge_probe(features.detach(), own, (~own).float())))
-    return sum(found) / len(found)
-
-
-@cache
-def narrow():
-    """A network of 16 features that has learned the digits."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)]
-    model = nn.Sequential(nn.Flatten(), *layers, nn.ReLU(), nn.Linear(16, 10))
-    optimiser = torch.optim.Adam(model.parameters(), 5e-3)
-    for images, labels in 15 * digits.batches(digits.data()[0], 128):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimiser.step()
-    return model
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_term_on_features_makes_the_class_harder_to_read_off_them(seed):
-    images, labels = digits.data()[0]
-    found = []
-    for weight in (0.0, 5.0):
-        wf = wfilter.apply_weight_filtering(copy.deepcopy(narrow()), targets=["1.*", "3.*", "5.*"])
-        recipe = dataclasses.replace(DEEP, lambda_deep=weight)
-        untrain(wf, InMemory(images, labels, 256), recipe=recipe, steps=200, seed=seed)
-        found.append(read_off(wf, images, labels))
-    assert found[1] < found[0] - 0.05  # about 0.70 and 0.78
-
-
-@pytest.mark.parametrize("labels", [False, True])
-@pytest.mark.parametrize("options", [{}, {"granularity": "element"}], ids=["out", "element"])
-def test_a_term_on_features_works_for_any_gates_with_and_without_labels(options, labels):
-    wf = linear(**options)
-    before = wf.alphas.detach().clone()
-    data = InMemory(samples()[0], samples()[1] if labels else None, 32)
-    run(wf, data=data, recipe=DEEP, steps=8)
-    assert wf.alphas.isfinite().all()
-    assert (wf.alphas != before).any(1).sum() > 1
-
-
-def test_a_term_on_features_takes_dense_gradients_also_with_many_classes():
-    wf = linear(classes=300, width=4)
-    run(wf, data=InMemory(*samples(), 32), recipe=DEEP, steps=2)
-    assert not wf.sparse
-    assert wf.alphas.isfinite().all()
-
-
-def test_a_term_on_features_refuses_batches_with_as_few_images_as_features():
-    with pytest.raises(ValueError, match=r"16 features, .* batch of 16. Use larger batches"):
-        run(data=InMemory(*samples(), 16), recipe=DEEP)
-
-
-def test_a_last_smaller_batch_goes_without_the_term_on_features(monkeypatch):
-    sizes, plain = [], losses.ridge_probe
-    monkeypatch.setattr(losses, "ridge_probe", lambda f, *a: sizes.append(len(f)) or plain(f, *a))
-    run(data=InMemory(*samples(), 20), recipe=DEEP, steps=4)  # of 20, 12, 20 and 12
-    assert sizes == [20, 20]
-
-
-def test_a_term_on_features_refuses_images_of_several_labels():
-    data = InMemory(samples()[0], torch.ones(32, 4).bool(), 32)
-    with pytest.raises(ValueError, match="these images have several labels each"):
-        run(data=data, recipe=DEEP)
-
-
-@pytest.mark.parametrize("how", ["two processes", "compile", "compiled model"])
-def test_a_term_on_features_needs_one_eager_process(how):
-    wf = linear().compile(backend="eager") if how == "compiled model" else linear()
-    step = Run(wf, InMemory(*samples()), None, DEEP, 0)
-    step.world = 2 if how == "two processes" else 1
-    with pytest.raises(ValueError, match="Run one process without compile, or use lambda_deep=0"):
-        step.plan(None, 1, None, False, how == "compile")

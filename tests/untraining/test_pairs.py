@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from wfilter.untraining.pairs import Pairs, blend, paper_pairs, row_pairs
+from wfilter.untraining.pairs import Pairs, blend, paper_pairs
 from wfilter.untraining.recipes import DISTILL, PAPER
 
 
@@ -71,18 +71,6 @@ def test_distill_without_sets_gives_labels():
     pairs = recipe.make_pairs(torch.tensor([0, 1, 2]), 4, generator())
     assert pairs.forget.dtype == torch.int64
     assert torch.equal(pairs.forget == torch.tensor([0, 1, 2])[pairs.sample], pairs.own)
-
-
-def test_row_pairs_put_every_sample_once_under_one_class_of_the_batch():
-    labels = torch.tensor([5, 3, 3, 8, 5, 3])
-    drawn = set()
-    for seed in range(20):
-        pairs = row_pairs(labels, generator(seed))
-        assert pairs.sample.tolist() == list(range(6))
-        assert len(pairs.forget.unique()) == 1
-        assert torch.equal(pairs.own, labels == pairs.forget)
-        drawn.add(int(pairs.forget[0]))
-    assert drawn == {3, 5, 8}
 
 
 def test_shares_of_two_processes_are_the_whole():

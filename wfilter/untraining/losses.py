@@ -72,59 +72,6 @@ def margin(logits: Tensor, forget: Tensor, width: float) -> Tensor:
     return gap.clamp(min=0).mean()
 
 
-def look_alikes(base_logits: Tensor, forget: Tensor, own: Tensor) -> Tensor:
-    """How much each sample, ``(batch,)``, looks to the base model like those that are forgotten.
-
-    Compared are the base model's answers, those of ``own`` samples without what they forget; these
-    samples themselves count nothing.
-
-    Args:
-        base_logits: ``(batch, num_classes)``.
-        forget: What each sample is to forget.
-        own: Bool ``(batch,)``: which samples forget their own class.
-
-    Example:
-        >>> base = torch.tensor([[9.0, 5.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 9.0]])
-        >>> weight = look_alikes(base, torch.zeros(3).long(), torch.tensor([True, False, False]))
-        >>> [round(float(x), 2) for x in weight]  # a zero that is nearly a one, a one and a two
-        [0.0, 0.99, 0.01]
-    """
-    gone = forgotten(forget, base_logits.shape[1])
-    rest = base_logits.masked_fill(gone, float("-inf")).softmax(1)[own]
-    alike = (rest @ base_logits.softmax(1).T + 1e-6) * ~own  # (own samples, batch)
-    return (alike / alike.sum(1, keepdim=True).clamp(min=1e-6)).sum(0)
-
-
-def ridge_probe(features: Tensor, own: Tensor, others: Tensor, ridge: float = 0.01) -> Tensor:
-    """Share of variance, 0 to 1, that a ridge regression explains in telling ``own`` from the rest.
-
-    The objective of a linear probe in closed form, on standardised features. Both sides weigh one
-    half. With fewer samples than features it says little: any of them can then be told apart.
-
-    Args:
-        features: What the head sees, ``(batch, width)``, all samples under one row.
-        own: Bool ``(batch,)``: which samples are of the forgotten class.
-        others: ``(batch,)``, how much each of the others counts, as from ``look_alikes``.
-        ridge: Added to the diagonal of the correlations.
-
-    Example:
-        >>> own, told = torch.tensor([True, True, False, False]), torch.tensor([1.0, 1.0, 0.0, 0.0])
-        >>> mixed = torch.tensor([1.0, 0.0, 1.0, 0.0])
-        >>> [round(float(ridge_probe(x[:, None], own, 1 - told)), 2) for x in (told, mixed)]
-        [0.99, 0.0]
-    """
-    if int(own.sum()) < 2 or not bool((others > 0).any()):
-        return features.sum() * 0
-    weight = torch.where(own, 0.5 / own.sum(), 0.5 * others / others.sum()).unsqueeze(1)
-    z = features - (weight * features).sum(0)
-    variance = (weight * z.square()).sum(0)
-    z = z / (variance + 1e-3 * variance.mean().detach() + 1e-8).sqrt()
-    correlation = z.T @ (weight * z) + ridge * torch.eye(z.shape[1]).to(z)
-    slope = z.T @ (weight[:, 0] * (own.to(z) - 0.5))
-    explained: Tensor = slope @ torch.linalg.solve(correlation, slope)
-    return explained / 0.25  # the variance of own
-
-
 def reciprocal(logits: Tensor, labels: Tensor, epsilon: float) -> Tensor:
     """Mean over samples of 1 / cross-entropy: the paper's forget term.
 

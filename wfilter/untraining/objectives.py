@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wfilter.untraining import losses
-from wfilter.untraining.pairs import Pairs, distill_pairs, paper_pairs, row_pairs
+from wfilter.untraining.pairs import Pairs, distill_pairs, paper_pairs
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Seen:
         base: The base model's, one line for each image; empty for a recipe that has no use for it.
         rows: The class of each image, on the CPU.
         multi_label: Whether an image may have several classes.
-        features: What the head sees, for a recipe with a term on it.
     """
 
     pairs: Pairs
@@ -35,7 +34,6 @@ class Seen:
     base: Tensor
     rows: Tensor
     multi_label: bool = False
-    features: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -173,9 +171,6 @@ class Distill(Stepwise):
     Attributes:
         margin: How far below the best remaining logit a forgotten one is pushed, with the weight
             ``lambda_forget``.
-        pairs: ``"mixed"`` gives each image of a step rows or sets of its own, ``"row"`` gives all
-            of them one row, that of a class in the batch. Each image then counts once, whatever
-            ``expansion`` and ``forget_share`` say.
         forget_share: Share of pairs in which a sample forgets its own class.
         set_share: Share of pairs with a set of 2 or more classes.
         max_set: Largest set drawn in training.
@@ -183,11 +178,6 @@ class Distill(Stepwise):
             base model's answer then chooses the row, or, of a multi-label sample, one of its labels
             as ever. Images the base model is sure of, as of those it was trained on, say little
             about its other classes.
-        lambda_deep: Weight of a term on the features that the head sees: how well a ridge
-            regression on the images of a step tells the forgotten class from its look-alikes
-            (``pairs="row"``). Steps need more images than there are features, four times as many in
-            `benchmarks/deep.py`; a last, smaller batch goes without the term. For one label per
-            image, and one process.
 
     Example:
         >>> Distill("mine", blend=0.5).make_pairs(torch.tensor([0, 1]), 3, torch.Generator()).sample
@@ -203,36 +193,20 @@ class Distill(Stepwise):
     expansion: int = 4
     lambda_alpha: float = 0.0
     margin: float = 5.0
-    pairs: str = "mixed"
     forget_share: float = 0.3
     set_share: float = 0.0
     max_set: int = 5
     blend: float = 0.0
-    lambda_deep: float = 0.0
     patience: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_of(self, "pairs", "mixed", "row")
         for name in ("blend", "forget_share", "set_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} is a share: it must be in 0..1.")
-        if self.pairs == "row" and self.set_share:
-            raise ValueError(
-                f"pairs='row' has one class for all images of a step, but set_share="
-                f"{self.set_share}. Use set_share=0, or pairs='mixed'."
-            )
-        if self.lambda_deep and (self.pairs != "row" or self.patience or self.lambda_deep < 0):
-            raise ValueError(
-                f"lambda_deep={self.lambda_deep} compares the images of a step under one row, and "
-                f"has no place in a validation; pairs={self.pairs!r}, patience={self.patience}. "
-                "Use lambda_deep > 0 with pairs='row' and patience=0, or lambda_deep=0."
-            )
 
     def make_pairs(self, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
-        """Each image with several classes or sets, or all of them under one row."""
-        if self.pairs == "row":
-            return row_pairs(rows, generator)
+        """Each image with several classes or sets."""
         return distill_pairs(
             rows,
             num_classes,
@@ -252,10 +226,6 @@ class Distill(Stepwise):
         loss = self.lambda_retain * match(seen.logits, base, forget)
         if self.lambda_forget and not seen.multi_label:
             loss = loss + self.lambda_forget * losses.margin(seen.logits, forget, self.margin)
-        if seen.features is not None:
-            own = seen.pairs.own.to(device)
-            others = losses.look_alikes(base, forget, own)
-            loss = loss + self.lambda_deep * losses.ridge_probe(seen.features.float(), own, others)
         return loss
 
 

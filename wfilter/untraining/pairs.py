@@ -106,19 +106,6 @@ def distill_pairs(
     return Pairs(sample, rank < size[:, None], own, expansion)
 
 
-def row_pairs(labels: Tensor, generator: torch.Generator) -> Pairs:
-    """Each sample once, all of them under the row of one class of the batch.
-
-    Example:
-        >>> pairs = row_pairs(torch.tensor([2, 1, 2]), torch.Generator().manual_seed(0))
-        >>> pairs.forget.tolist(), pairs.own.tolist()
-        ([1, 1, 1], [False, True, False])
-    """
-    classes = torch.unique(labels)
-    row = classes[torch.randint(len(classes), (1,), generator=generator)]
-    return Pairs(torch.arange(len(labels)), row.expand(len(labels)), labels == row)
-
-
 def blend(images: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """About ``share`` of the images blended with another one, and which they are.
 

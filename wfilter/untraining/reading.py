@@ -67,7 +67,7 @@ def refuse_several_labels(labels: Tensor | None, what: str) -> None:
     if labels is not None and labels.ndim == 2:
         raise ValueError(
             f"{what} is for one answer per image, but these images have several labels each. Use a "
-            "distill recipe with lambda_deep=0."
+            "distill recipe."
         )
 
 

@@ -15,13 +15,12 @@ from wfilter.core.gates import HARD
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
-from wfilter.metrics.features import penultimate_features
 from wfilter.untraining.groups import find_groups, level, tie
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
 from wfilter.untraining.objectives import Distill, Seen, Stepwise
 from wfilter.untraining.optimiser import average_gradient, learning_rate, make_optimiser
 from wfilter.untraining.pairs import Pairs, blend, refuse_one_class
-from wfilter.untraining.reading import refuse_several_labels, rows_of
+from wfilter.untraining.reading import rows_of
 from wfilter.untraining.start import prepare_alphas
 from wfilter.untraining.state import Keeper
 
@@ -55,8 +54,6 @@ class Run:
         self.more: dict[str, Tensor] = {}  # further tensors of a checkpoint
         self.length_matters = recipe.schedule != "constant"
         self.rank, self.world = processes()
-        # Weight of the term on features, which takes a path of its own through the model.
-        self.deep = recipe.lambda_deep if isinstance(recipe, Distill) else 0.0
         self.blend = recipe.blend if isinstance(recipe, Distill) else 0.0
 
     def plan(
@@ -68,7 +65,6 @@ class Run:
         compile: bool,
     ) -> None:
         """Set up what does not change during the run."""
-        self._refuse_deep(compile)
         if device is not None:
             self.wf.to(device)
         self.device = self.wf.alphas.device
@@ -88,21 +84,12 @@ class Run:
             )
         self.amp = amp
         prepare_alphas(self.wf, self.recipe)
-        # The term on features takes one row for a whole step, and its gradient is dense.
         sets = isinstance(self.recipe, Distill) and self.recipe.set_share > 0
-        dense = sets or self.deep or self.recipe.groups
+        dense = sets or self.recipe.groups
         self.wf.sparse = self.wf.num_classes > 256 and not dense
         self.forward = torch.compile(self.wf) if compile else self.wf
         self.shares = not compile
         self.optimiser = make_optimiser(self.recipe, self.wf)
-
-    def _refuse_deep(self, compile: bool) -> None:
-        compiled = compile or self.wf.is_compiled
-        if self.deep and (self.world > 1 or compiled):
-            raise ValueError(
-                f"lambda_deep={self.deep} needs the features of all images of a step "
-                "in one eager process. Run one process without compile, or use lambda_deep=0."
-            )
 
     # ---- the loop -----------------------------------------------------------------------------
 
@@ -162,9 +149,9 @@ class Run:
         pairs = pairs.share(self.rank, self.world)
         before = self.wf.alphas.detach().clone() if not self.wf.sparse else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            logits, features = self._logits_and_features(images, pairs)
+            logits = self._logits(images, pairs)
         many = labels is not None and labels.ndim == 2
-        loss = self._loss(Seen(pairs, logits.float(), base, rows, many, features))
+        loss = self._loss(Seen(pairs, logits.float(), base, rows, many))
         self._refuse_bad_loss(loss)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(self.recipe, self.step, self.total)
@@ -207,28 +194,6 @@ class Run:
             return blend(images, self.blend, generator)
         return images, torch.zeros(len(images), dtype=torch.bool)
 
-    def _logits_and_features(self, images: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor | None]:
-        """The logits, and for a recipe with a term on them the features that the head sees."""
-        if not self.deep:
-            return self._logits(images, pairs), None
-        logits: list[Tensor] = []
-
-        def forward(x: Tensor) -> Tensor:
-            output = self.wf(x, int(pairs.forget[0]))  # exact without vmap, for any target
-            logits.append(logits_of(output))
-            return logits[-1]
-
-        features = penultimate_features(self.wf.base, images, forward=forward)
-        enough = len(images) > features.shape[1]
-        if not enough and self.position == 0:  # later ones may be what is left of an epoch
-            raise ValueError(
-                f"lambda_deep={self.deep} tells images apart by "
-                f"{features.shape[1]} features, which is always possible in a batch of "
-                f"{len(images)}. Use larger batches, four times as many images as features, or "
-                "lambda_deep=0."
-            )
-        return logits[0], features if enough else None
-
     def _logits(self, images: Tensor, pairs: Pairs) -> Tensor:
         forget = pairs.forget.to(self.device)
         if self.shares and pairs.replicas > 1:
@@ -251,8 +216,6 @@ class Run:
         """The class whose row a sample uses to forget itself, ``(batch,)`` on the CPU."""
         if labels is None and not self.recipe.needs_base:
             raise ValueError("the paper recipe needs labels: give batches (images, labels).")
-        if self.deep:
-            refuse_several_labels(labels, f"lambda_deep={self.deep}")
         return rows_of(labels, base, self.wf.num_classes, generator)
 
     def _loss(self, seen: Seen) -> Tensor:

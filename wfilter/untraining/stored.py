@@ -75,6 +75,11 @@ def recipe_from(values: Mapping[str, Any]) -> Recipe:
             f"objective={values.get('objective')!r} is unknown. Use one of {', '.join(OBJECTIVES)}."
         )
     kept = own_settings(kind, values)
+    if "lambda_deep" in kept:
+        raise ValueError(
+            f"lambda_deep={kept['lambda_deep']!r} put a term on the features, which is gone: "
+            "feature rows hide more and cost less. Leave it out, and see recipe 'reroute'."
+        )
     strange = sorted(set(kept) - {field.name for field in fields(kind)})
     if strange:
         raise ValueError(
