@@ -163,7 +163,7 @@ def test_later_format_is_refused(saved, x):
     facts, alphas = contents(saved)
     facts["format"] = 99
     rewrite(saved, facts, alphas)
-    assert_refused_and_untouched(saved, x, "has format 99, this wfilter reads formats 1 and 2")
+    assert_refused_and_untouched(saved, x, "has format 99, this wfilter reads formats 1 and 3")
 
 
 def test_extra_target_is_refused_and_nothing_is_half_loaded(saved, x):

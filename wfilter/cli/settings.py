@@ -109,11 +109,11 @@ def make_recipe(name: str, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _fits(value: object, kind: str) -> bool:
-    """Whether a value may stand for a field annotated ``str``, ``int``, ``float [| None]``."""
+    """Whether a value fits a field annotated ``bool``, ``str``, ``int``, ``float [| None]``."""
     if value is None:
         return "None" in kind
-    if isinstance(value, bool):
-        return False
+    if isinstance(value, bool) or kind == "bool":
+        return isinstance(value, bool) and kind == "bool"
     allowed = {"str": str, "int": int}.get(kind, (int, float))
     return isinstance(value, allowed)
 
