@@ -4,8 +4,8 @@
     WFILTER_DATA=... python benchmarks/figures.py --units RUN --forget cat
 
 The second command draws the units that one class closes in the last filtered layer of RUN, a folder
-that `wfilter untrain wfilter:resnet18-cifar --dataset cifar10` wrote, with the test images that
-excite each of them most (`docs/figures/units.png`).
+that `wfilter untrain` wrote, with the test images that excite each of them most
+(`docs/figures/units.png`).
 
 Every SVG is written twice, with dark text and, as ``NAME-dark.svg``, with light text; the site
 shows the one that fits. Methods differ in colour and in shape, so that the figures can be read
@@ -15,7 +15,7 @@ without colour and in print. Methods are compared on the classes that all of the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -184,28 +184,24 @@ def draw_all(results: Path, out: Path) -> list[Path]:
     return made + [in_dark(path) for path in made]
 
 
-def units_plot(run: Path, forget: str, out: Path, facts: Mapping[str, int]) -> Path:
-    """The units that a class closes most, and the test images that excite each."""
+def units_plot(run: Path, forget: str, out: Path, units: int = 5, images: int = 2000) -> Path:
+    """The units that a class closes in the last layer, and the test images that excite each."""
     import torch
 
-    import wfilter
-    from wfilter import data, explain, plots, zoo
+    from wfilter import explain, plots
+    from wfilter.cli import jobs
 
-    model = "wfilter:resnet18-cifar"
-    network = zoo.load_weights(zoo.create("resnet18-cifar"), zoo.weights_path(model))
-    test = data.load("cifar10", "test", **vars(zoo.input_facts(model)))
-    some = torch.arange(facts["images"])
-    images, labels = test.batch(some)
-    wf = wfilter.load(run, network, example_input=images[:1])
+    opened = jobs.open_filters(run)
+    wf, test = opened.wf, opened.job.images("test")
+    pixels, labels = test.batch(torch.arange(images))
     layer = explain.default_layers(wf)[-1]
-    units = explain.top_units(wf, forget, layer=layer, k=facts["units"])
-    responses = explain.unit_responses(wf, layer, images)
-    shown = torch.cat([responses[:, u.index].topk(8).indices for u in units])
+    top = explain.top_units(wf, forget, layer=layer, k=units)
+    responses = explain.unit_responses(wf, layer, pixels)
+    shown = torch.cat([responses[:, unit.index].topk(8).indices for unit in top])
     captions = [test.class_names[label] for label in labels[shown].tolist()]
-    lines = [f"unit {u.index}\ngate {u.gate:.2f}" for u in units]
-    return plots.pictures(
-        test.images[shown] / 255, out / "units.png", captions, columns=8, lines=lines
-    )
+    lines = [f"unit {unit.index}\ngate {unit.gate:.2f}" for unit in top]
+    path = out / "units.png"
+    return plots.pictures(test.images[shown] / 255, path, captions, columns=8, lines=lines)
 
 
 def main() -> None:
@@ -215,7 +211,7 @@ def main() -> None:
     parser.add_argument("--forget", default="cat", help="whose units; a class by name")
     args = parser.parse_args()
     if args.units:
-        made = [units_plot(args.units, args.forget, args.out, {"images": 2000, "units": 5})]
+        made = [units_plot(args.units, args.forget, args.out)]
     else:
         made = draw_all(RESULTS, args.out)
     print(*made, sep="\n")
