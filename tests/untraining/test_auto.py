@@ -16,6 +16,7 @@ import digits
 import wfilter
 from helpers import linear, samples
 from wfilter import explain
+from wfilter.cli.untraining import half_shifted
 from wfilter.core.forget import as_sets
 from wfilter.data.batches import InMemory
 from wfilter.metrics import Budget
@@ -343,6 +344,27 @@ def test_held_out_images_are_never_drawn():
         index, blend, _ = run._draw(torch.Generator().manual_seed(seed))
         assert not run.sample.held[index].any()
         assert not run.sample.held[blend.other].any()
+
+
+def test_an_image_is_augmented_in_the_same_way_whenever_it_is_read_and_held_ones_never():
+    x, y = samples()
+    noisy = InMemory(x, y, augment=lambda x, g: x + torch.rand(x.shape, generator=g))
+    sample = take_sample(linear(), noisy, None, 99, 0.2, 0)
+    whole = sample.read(torch.arange(32))
+    torch.testing.assert_close(sample.read(torch.tensor([9, 3, 30])), whole[[9, 3, 30]])
+    changed = (whole != x).any(1)
+    assert torch.equal(changed, ~sample.held)
+    assert 0 < int(changed.sum()) < 32
+
+
+def test_the_default_meets_the_bar_on_augmented_digits():
+    wf = wfilter.apply_weight_filtering(
+        copy.deepcopy(plain_cnn()), example_input=torch.zeros(1, 1, 8, 8)
+    )
+    augment = partial(half_shifted, pad=1)
+    recipe = dataclasses.replace(AUTO, stages="reroute")
+    images = InMemory(*digits.data()[0], augment=augment)
+    assert wfilter.untrain(wf, images, recipe=recipe).ended is Ended.MET
 
 
 def test_given_validation_images_are_what_rows_are_judged_on():

@@ -6,6 +6,7 @@ Uses scikit-learn's digits, which are real images and come with it, so it needs 
 from __future__ import annotations
 
 import argparse
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,17 +24,20 @@ from wfilter.core.mask import Mask
 from wfilter.core.model import FilteredModel
 from wfilter.data import zoo
 from wfilter.files import card
+from wfilter.metrics.layers import forgets_by_gates
 from wfilter.page import write_page
 from wfilter.plots import pictures
+from wfilter.untraining.history import History
 from wfilter.untraining.loop import untrain
-from wfilter.untraining.recipes import RECIPES
+from wfilter.untraining.objectives import Recipe
+from wfilter.untraining.recipes import AUTO, DISTILL_SOFT
 
 FOLDER = "wfilter-demo"
 MODELS = ("cnn-digits", "vit-digits")
 RETRAINED = 3  # the class that the retrained model never sees
 EPOCHS = {"cnn-digits": 8, "vit-digits": 25}
-RECIPE = RECIPES["distill-soft"]  # networks this small use every unit for several classes
-STEPS = 200
+GATES = DISTILL_SOFT  # networks this small use every unit for several classes
+STEPS = 200  # of gates alone; the default recipe decides by itself
 BATCH_SIZE = 64
 SHIFT = 1  # pixels by which every other image is moved: a thousand digits are few
 # The paper filters only queries, keys and values; in four blocks of width 64 that costs two points.
@@ -43,7 +47,8 @@ EXAMPLE_MODELS = {"digits": "cnn-digits", "mnist": "resnet18-mnist", "cifar10": 
 MEANING = (
     "Acc_r: % right on the classes to keep, higher is better; Acc_f: % right on the forgotten",
     "class, 0 is wanted; each class is forgotten in turn. The logit mask only hides the answer,",
-    "the retrained model never saw its one class.",
+    "the retrained model never saw its one class. Gates alone: where wfilter moves features, what",
+    "gates do without that; the page is about them.",
 )
 
 Say = Callable[[str], None]
@@ -151,7 +156,7 @@ def demo(
     *,
     models: Sequence[str] = MODELS,
     epochs: int | None = None,
-    steps: int = STEPS,
+    steps: int | None = None,
     pages: bool = True,
     say: Say = print,
     progress: bool | None = None,
@@ -162,7 +167,7 @@ def demo(
         out: The folder to write, one sub-folder for each network.
         models: Names of the zoo.
         epochs: Of training; by default enough for about 97 % right.
-        steps: Of untraining.
+        steps: Of untraining; by default as many as the default recipe finds it needs.
         pages: Also draw the pictures and the HTML pages.
         say: Told what happens, line by line.
         progress: Show progress bars; by default only on a terminal.
@@ -179,6 +184,17 @@ def demo(
     return outcomes
 
 
+@dataclass(frozen=True)
+class Filters:
+    """Filters of one network: how they were made, and where they are written."""
+
+    wf: FilteredModel
+    history: History
+    folder: Path
+    recipe: Recipe
+    steps: int | None
+
+
 @dataclass
 class Show:
     """The demo of one network, step by step."""
@@ -188,44 +204,60 @@ class Show:
     test: data.ImageSet
     folder: Path
     epochs: int | None
-    steps: int
+    steps: int | None
     say: Say
     progress: bool | None
 
     def run(self, pages: bool) -> Outcome:
         """All of it."""
+        from safetensors.torch import save_file
+
         self.folder.mkdir(parents=True, exist_ok=True)
         self.say(f"\n{self.name}: training the original ...")
         began = time.perf_counter()
         model = train_original(self.name, self.train, epochs=self.epochs)
         trained = time.perf_counter() - began
-        wf = self._untrain(model)
-        lines = (
+        plain = copy.deepcopy(model)
+        filters = self._untrain(model, self.folder, AUTO, self.steps)
+        self.say(filters.history.verdict)
+        lines = [
             self._line(metrics.Method.of_one("original", model, range(10)), trained),
-            self._line(metrics.Method.of_filtered(wf, range(10)), self.history.seconds),
+            self._line_of(filters, "wfilter"),
             self._line(metrics.Method.of_models("logit mask", _masked(model)), 0.0),
             self._retrained(),
-        )
+        ]
+        gates = filters
+        if not forgets_by_gates(filters.wf):
+            gates = self._untrain(plain, self.folder / "gates", GATES, self.steps or STEPS)
+            lines.insert(2, self._line_of(gates, "gates alone"))
         self.say(_table(lines))
-        images, batch = self._mixed_batch(wf)
+        images, batch = self._mixed_batch(filters.wf)
         self.say(_batch_table(batch, self.test.class_names))
-        self._write(wf, model, lines)
+        save_file(dict(model.state_dict()), self.folder / "base.safetensors")
+        for made in (filters, gates):
+            self._write(made, lines)
         if pages:
-            self._draw(wf, images, batch)
-        return Outcome(self.name, str(self.folder), lines, batch)
+            self._draw(gates, images, batch)
+        return Outcome(self.name, str(self.folder), tuple(lines), batch)
 
-    def _untrain(self, model: nn.Module) -> FilteredModel:
-        self.say(f"{self.name}: untraining all {self.train.num_classes} classes in one round ...")
-        names = self.train.class_names
+    def _untrain(
+        self, model: nn.Module, folder: Path, recipe: Recipe, steps: int | None
+    ) -> Filters:
+        how = "in one round" if recipe is AUTO else "by gates alone, to see which units they take"
+        self.say(f"{self.name}: untraining all {self.train.num_classes} classes {how} ...")
         wf = apply_weight_filtering(
             model,
             targets=TARGETS.get(self.name, "auto"),
-            class_names=names,
+            class_names=self.train.class_names,
             example_input=torch.zeros(1, *self.train.image_shape),
         )
         images = untraining.in_memory(self.train, BATCH_SIZE, SHIFT)
-        self.history = untrain(wf, images, recipe=RECIPE, steps=self.steps, progress=self.progress)
-        return wf
+        history = untrain(wf, images, recipe=recipe, steps=steps, progress=self.progress)
+        return Filters(wf, history, folder, recipe, steps)
+
+    def _line_of(self, filters: Filters, name: str) -> Accuracies:
+        method = metrics.Method.of_filtered(filters.wf, range(10), name)
+        return self._line(method, filters.history.seconds)
 
     def _line(self, method: metrics.Method, seconds: float) -> Accuracies:
         """Every test image, forgetting every class of the method in turn."""
@@ -260,43 +292,47 @@ class Show:
         fits = 2 * (labels == torch.arange(10)[:, None]).int() + known.int()  # (10, images)
         return fits.argmax(1)
 
-    def _write(self, wf: FilteredModel, model: nn.Module, lines: Sequence[Accuracies]) -> None:
-        from safetensors.torch import save_file
-
-        save_file(dict(model.state_dict()), self.folder / "base.safetensors")
-        wf.save(self.folder)
-        (self.folder / "history.json").write_text(self.history.to_json())
-        original = {
+    def _write(self, made: Filters, lines: Sequence[Accuracies]) -> None:
+        folder, history = made.folder, made.history
+        folder.mkdir(parents=True, exist_ok=True)
+        made.wf.save(folder)
+        (folder / "history.json").write_text(history.to_json())
+        facts = {
             "model": f"wfilter:{self.name}",
-            "weights": "base.safetensors",
+            "weights": str(Path("." if folder == self.folder else "..", "base.safetensors")),
             "dataset": "digits",
         }
         plan = {
             "targets": TARGETS.get(self.name, ()),
-            "steps": self.steps,
             "batch_size": BATCH_SIZE,
             "shift": SHIFT,
-            "recipe": RECIPE.to_dict(),
+            "recipe": made.recipe.to_dict(),
         }
-        (self.folder / settings.FILE).write_text(settings.write({**original, **plan}))
-        made = {
+        plan |= {} if made.steps is None else {"steps": made.steps}
+        (folder / settings.FILE).write_text(settings.write({**facts, **plan}))
+        text = card.model_card(made.wf, self._facts(made), _markdown(lines))
+        (folder / card.NAME).write_text(text, encoding="utf-8")
+
+    def _facts(self, made: Filters) -> dict[str, object]:
+        facts = {
             "base model": f"wfilter:{self.name}, trained here; its weights are base.safetensors",
             "data": f"digits: {len(self.train)} images to train on, {len(self.test)} to test on",
-            "recipe": f"{RECIPE.name}, {self.steps} steps",
+            "recipe": f"{made.recipe.name}, {made.history.stopped}",
+            "choices": "; ".join(made.history.choices),
+            "verdict on held-out training images": made.history.verdict,
         }
-        text = card.model_card(wf, made, _markdown(lines))
-        (self.folder / card.NAME).write_text(text, encoding="utf-8")
+        return {name: value for name, value in facts.items() if value}
 
-    def _draw(self, wf: FilteredModel, images: Tensor, batch: Sequence[Shown]) -> None:
-        self.history.plot(self.folder / "history.png")
+    def _draw(self, made: Filters, images: Tensor, batch: Sequence[Shown]) -> None:
+        made.history.plot(self.folder / "history.png")
         self._draw_batch(images, batch)
         write_page(
-            wf,
+            made.wf,
             self.test,
             self.folder / "page.html",
             title=f"What {self.name} forgets, and with which units",
-            facts={"data": "digits", "recipe": f"{RECIPE.name}, {self.steps} steps"},
-            history=self.history,
+            facts={"data": "digits", "recipe": f"{made.recipe.name}, {made.history.stopped}"},
+            history=made.history,
         )
 
     def _draw_batch(self, images: Tensor, batch: Sequence[Shown]) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from wfilter.core.model import FilteredModel
-from wfilter.data import images as image_data
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
+from wfilter.data.images import Augment, ImageBatches
 from wfilter.untraining.reading import Read, all_images, rows_of
 
 MOST_BYTES = 2**30  # of images that have to be copied
@@ -45,22 +45,45 @@ def take_sample(
 ) -> Sample:
     """So many images of each class; ``val``, where given, instead of held-out ones of ``train``."""
     generator = torch.Generator().manual_seed(seed)
-    read, rows, labels = _some(wf, train, per_class, seed, generator)
+    pick, rows, labels, augment = _some(wf, train, per_class, seed, generator)
+    device = wf.alphas.device
     if val is None:
         held = _held(rows, held_out, generator)
-        return Sample(read, rows, labels, held)
-    read_val, rows_val, labels_val = _some(wf, val, per_class, seed, generator)
+        return Sample(_reader(pick, augment, held, seed, device), rows, labels, held)
+    pick_val, rows_val, labels_val, _ = _some(wf, val, per_class, seed, generator)
     count = len(rows)
 
     def either(index: Tensor) -> Tensor:
         first, second = index[index < count], index[index >= count] - count
-        parts = [f(i) for f, i in ((read, first), (read_val, second)) if len(i)]
+        parts = [f(i) for f, i in ((pick, first), (pick_val, second)) if len(i)]
         place = torch.cat([(index < count).nonzero()[:, 0], (index >= count).nonzero()[:, 0]])
         return torch.cat(parts)[place.argsort()]
 
     both = None if labels is None or labels_val is None else torch.cat([labels, labels_val])
     held = torch.arange(count + len(rows_val)) >= count
-    return Sample(either, torch.cat([rows, rows_val]), both, held)
+    return Sample(
+        _reader(either, augment, held, seed, device), torch.cat([rows, rows_val]), both, held
+    )
+
+
+def _reader(
+    pick: Read, augment: Augment | None, held: Tensor, seed: int, device: torch.device
+) -> Read:
+    """Images on the device: held ones as they are, others augmented, each time in the same way."""
+
+    def moved(number: int, image: Tensor) -> Tensor:
+        if augment is None or bool(held[number]):
+            return image
+        # One image at a time: its own generator, whatever else is read with it.
+        return augment(image, torch.Generator().manual_seed(seed * 1_000_003 + number))
+
+    def read(index: Tensor) -> Tensor:
+        images = pick(index)
+        if augment is not None:
+            images = torch.cat([moved(*one) for one in zip(index.tolist(), torch.split(images, 1))])
+        return images.to(device)
+
+    return read
 
 
 def _some(
@@ -69,24 +92,17 @@ def _some(
     per_class: int,
     seed: int,
     generator: torch.Generator,
-) -> tuple[Read, Tensor, Tensor | None]:
-    if isinstance(data, InMemory | image_data.ImageBatches):
+) -> tuple[Read, Tensor, Tensor | None, Augment | None]:
+    if isinstance(data, InMemory | ImageBatches):
         pick, count, labels, augment = all_images(data, seed)
         rows = _rows(wf, pick, count, labels, generator)
         chosen = _first_of_each(torch.randperm(count, generator=generator), rows, per_class)
     else:
         pick, rows, labels = _from_batches(wf, data, per_class, seed, generator)
         chosen, augment = torch.arange(len(rows)), None
-    device = wf.alphas.device
-
-    def read(index: Tensor) -> Tensor:
-        images = pick(chosen[index])
-        if augment is not None:  # the same for an image each time
-            images = augment(images, torch.Generator().manual_seed(seed + int(index[0])))
-        return images.to(device)
-
     many = labels if labels is not None and labels.ndim == 2 else None
-    return read, rows[chosen], None if many is None else many[chosen].cpu() > 0
+    several = None if many is None else many[chosen].cpu() > 0
+    return lambda index: pick(chosen[index]), rows[chosen], several, augment
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ def demo(
         out,
         models=models or show.MODELS,
         epochs=epochs,
-        steps=show.STEPS if steps is None else steps,
+        steps=steps,
         pages=pages,
         say=output.note,
         progress=output.progress,

@@ -26,7 +26,7 @@ from wfilter.cli.options import (
 )
 
 
-@app.command(epilog="Example: wfilter explain wfilter-demo/cnn-digits --out page.html")
+@app.command(epilog="Example: wfilter explain wfilter-demo/cnn-digits/gates --out page.html")
 def explain(
     filters: FiltersAt,
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("page.html"),
