@@ -6,7 +6,8 @@ import torch
 import gpu_lowering
 from gpu_lowering import Setting, lower
 from helpers import apply, tiny
-from pretended_gpu import Outside, pretended_gpu, to_device, why_not
+from lowered import Outside
+from pretended_gpu import pretended_gpu, to_device, why_not
 
 FORGETS = ["labels", "sets", 3, {1, 2}]
 
