@@ -1,5 +1,7 @@
 """Compiled forwards: one graph for all labels, no graph break, the numbers of the eager ones."""
 
+import copy
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -262,3 +264,19 @@ def test_inductor_gives_the_numbers_of_the_eager_forward(x):
     expected = wf(x, forget=LABELS)
     wf.compile(fullgraph=True)
     close(wf(x, forget=LABELS), expected)
+
+
+@torch.no_grad()
+def test_frozen_graphs_follow_the_alphas_or_are_refused(x):
+    x = x.float()
+    wf = apply(tiny("cnn").float(), x)
+    chosen = torch.eye(4).bool()
+    with torch._inductor.config.patch(freezing=True):
+        with pytest.raises(Exception, match=r"would keep the alphas.*Call wf\.compile\(\)"):
+            torch.compile(wf, fullgraph=True)(x, forget=chosen)
+        torch._dynamo.reset()
+        wf.compile(fullgraph=True)
+        for forget in (chosen, LABELS):
+            wf(x, forget=forget)
+            wf.alphas.neg_()
+            close(wf(x, forget=forget), copy.deepcopy(wf)(x, forget=forget), 1e-5)

@@ -1,5 +1,7 @@
 """What inductor would run on a GPU, seen without one: lowered, not run."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -106,3 +108,43 @@ def test_an_eager_forward_does_not_wait_for_the_device(x, forget):
         with Outside() as outside:
             wf(there, forget=values.get(str(forget), forget))
     assert outside.waits == []
+
+
+@contextmanager
+def inference_mode():
+    with torch.inference_mode():
+        yield
+
+
+@contextmanager
+def autocast():
+    with torch.no_grad(), torch.autocast("cuda", torch.float16):
+        yield
+
+
+@pytest.mark.parametrize("labels_on", ["cpu", "cuda"])
+@pytest.mark.parametrize("around", [torch.no_grad, inference_mode, autocast])
+def test_cuda_graphs_take_changing_labels_and_sets_from_the_cpu_or_the_device(
+    x, around, labels_on, monkeypatch
+):
+    # Labels on the CPU are looked at, which waits for nobody; fake ones have no values.
+    monkeypatch.setattr("wfilter.core.forget.readable", lambda values: False)
+    wf = apply(tiny("cnn"), x).float()
+    wf(x.float(), forget=torch.tensor([0, 1, 2, -1]))
+    wf.alphas.requires_grad_(False)
+    with pretended_gpu() as gpu, around():  # as mode="reduce-overhead": cudagraphs are on
+        to_device(wf)
+        wf.compile(backend=gpu.backend, fullgraph=True)
+        there = torch.empty(x.shape, device="cuda")
+        forms = {"dtype": torch.int64, "size": (4,)}, {"dtype": torch.bool, "size": (4, 4)}
+        for form in forms:
+            seen = []
+            for _ in range(3):  # other labels each time
+                with Outside() as outside:
+                    wf(there, forget=torch.empty(**form, device=labels_on))
+                seen.append([id(graph) for graph in outside.graphs])
+                assert outside.waits == []
+            assert seen[0] == seen[1] == seen[2]
+            for graph in outside.graphs:
+                assert (graph.refused, graph.mutated, graph.host_reads) == ([], [], [])
+                assert graph.captured == 1

@@ -60,12 +60,31 @@ def compile_forwards(
         made = torch.compile(wf.mixed_gates, *args, **kwargs)
 
     def gates(forget: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and wf.alphas.requires_grad:
-            return wf.mixed_gates(forget)  # no graph has row-sparse gradients
+        # No graph has row-sparse gradients, and a frozen one would keep the alphas of its making.
+        if is_freezing() or (torch.is_grad_enabled() and wf.alphas.requires_grad):
+            return wf.mixed_gates(forget)
         return made(forget)
 
     forwards = torch.compile(gated, *args, **kwargs), torch.compile(plain, *args, **kwargs)
     return Compiled(*forwards, gates)
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def is_freezing() -> bool:
+    """Whether inductor turns parameters into constants of its graphs."""
+    import torch._inductor.config as config
+
+    return bool(config.freezing)
+
+
+def refuse_freezing() -> None:
+    """Stop where a graph is being made that would keep the alphas as they are now."""
+    if torch.compiler.is_dynamo_compiling() and not torch.is_grad_enabled() and is_freezing():
+        raise RuntimeError(
+            "torch.compile(wf) with freezing on (TORCHINDUCTOR_FREEZING=1) would keep the alphas "
+            "of this moment. Call wf.compile(), whose gates stay outside the graph, or turn "
+            "freezing off."
+        )
 
 
 def one_graph() -> AbstractContextManager[None]:

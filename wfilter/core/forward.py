@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.compiling import refuse_freezing
 from wfilter.core.forget import Forget, Rows, as_sets, read_forget
 from wfilter.core.forgetting import innermost, is_any_open, running
 from wfilter.core.gates import traced
@@ -92,6 +93,7 @@ def _run_traced(wf: FilteredModel, inputs: Inputs, forget: Forget) -> Any:
         return _outside_graph(wf, inputs, forget)
     if forget is None:
         return inputs.run(wf.base)
+    refuse_freezing()
     batch = inputs.images.shape[0]
     wanted = read_forget(forget, batch, wf.num_classes, wf.class_names)
     refuse_recomputation(wf, inputs.images)
