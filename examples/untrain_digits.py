@@ -6,7 +6,7 @@
 Prints what the run says of itself, and the table of accuracies: of the original and of the
 filters, mean over the ten classes. Draws accuracies before and after, class by class, into
 `untrain_digits.png`.
-About a minute on one core for the digits.
+Ten seconds on one core for the digits.
 """
 
 import torch
@@ -34,5 +34,5 @@ own, others = (
 plots.forgetting_plot((own, others), "untrain_digits.png", train.class_names)
 
 original = report.value("original", "Acc_r")
-assert report.value("wfilter", "Acc_f") < 0.02, "forgotten classes are not recognised"
-assert report.value("wfilter", "Acc_r") > original - 0.04, "the others are"
+assert report.value("wfilter", "Acc_f") <= 0.005, "forgotten classes are not recognised"
+assert report.value("wfilter", "Acc_r") >= original - 0.005, "the others are"
