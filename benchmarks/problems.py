@@ -71,7 +71,7 @@ def convnext(patch: int = 1) -> nn.Module:
     import timm
 
     return timm.create_model(
-        "convnext_atto", in_chans=1, num_classes=10, depths=(1, 1, 2), dims=(24, 48, 96),
+        "convnext_atto", in_chans=1, num_classes=10, depths=(1, 1, 1, 1), dims=(16, 24, 48, 96),
         patch_size=patch,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ SMALL = {
     "mobilenet-digits": Small(mobilenet),
     "convnext-digits": Small(convnext, epochs=25),
     "mobilenet-mnist": Small(lambda: mobilenet(2), "mnist", 3, 10_000),
-    "convnext-mnist": Small(lambda: convnext(4), "mnist", 3, 10_000),
+    "convnext-mnist": Small(lambda: convnext(2), "mnist", 3, 10_000),
 }
 # CIFAR-10's first two come with the data; the others are made by `references.py`.
 STORED = (
