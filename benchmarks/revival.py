@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
     each = dict.fromkeys(range(10), ROW_IMAGES // 10)
     given = wfilter.InMemory(*pick(opened.job.images("train"), each))
     train = pick(opened.job.images("train"), dict.fromkeys(range(10), max(SHOTS)))
-    for forget in [{c} for c in FORGET] if args.each else [set(FORGET)]:
+    for forget in [{c} for c in args.classes] if args.each else [set(args.classes)]:
         tests = {c: args.tests if c in forget else args.tests // 2 for c in range(10)}
         test = pick(opened.job.images("test"), tests)
         attack_all(args, opened, models(args, opened, given, forget), forget, train, test)
@@ -183,6 +183,8 @@ def attack_all(
     asked = before_tail(opened.wf.base, test[0]), test[1]
     for name, shots, work in attacks(args, *shown, another(args, opened, forget)):
         for kind, tail in kinds.items():
+            if kind not in args.models:
+                continue
             what = {**facts, "model": kind, "attack": name, "shots": shots}
             if what in done or not is_meant(kind, name, shots):
                 continue
@@ -200,6 +202,7 @@ def attack_all(
 
 def tables(lines: list[dict[str, Any]]) -> str:
     """One table for each network; a mean where classes were forgotten one by one."""
+    lines = [{"network": "resnet18-cifar", "forget": FORGET, **ln} for ln in lines]
     return "\n".join(
         table(name, [ln for ln in lines if ln["network"] == name])
         for name in dict.fromkeys(ln["network"] for ln in lines)
@@ -237,6 +240,9 @@ def mean_of(lines: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("filters", type=Path, nargs="?")
+    parser.add_argument("--classes", type=int, nargs="+", default=FORGET)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--shots", type=int, nargs="+", default=SHOTS, help="images per class")
     parser.add_argument("--each", action="store_true", help="one class at a time, not a set")
     parser.add_argument("--soft", type=Path, help="filters with soft gates")
     parser.add_argument(
