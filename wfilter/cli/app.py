@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -33,3 +36,61 @@ def _options(
     ] = False,
 ) -> None:
     """Filters that make an image classifier forget any class, chosen at run time."""
+
+
+def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command, of which a parameter may be a group of options: see `spread`."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(**settings)(spread(function))
+        return function
+
+    return register
+
+
+def spread(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer reads it: each group, a dataclass of options, as its single options.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Where:
+        ...     host: str = "here"
+        >>> def go(times: int, where: Where) -> None:
+        ...     print(times, where.host)
+        >>> print(inspect.signature(spread(go)))
+        (*, times: int, host: str = 'here') -> None
+        >>> spread(go)(times=2, host="there")
+        2 there
+    """
+    signature = inspect.signature(function, eval_str=True)
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if dataclasses.is_dataclass(parameter.annotation)
+    }
+
+    # No functools.wraps: typer would follow it back to the function with the groups.
+    def called(**options: Any) -> None:
+        for name, kind in groups.items():
+            own = [field.name for field in dataclasses.fields(kind)]
+            options[name] = kind(**{key: options.pop(key) for key in own})
+        function(**options)
+
+    single: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        group = groups.get(name)
+        options = [parameter] if group is None else _options_of(group)
+        # By keyword, so that an option without a default may follow one that has one.
+        single += [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    called.__name__, called.__doc__ = function.__name__, function.__doc__
+    called.__annotations__ = {}
+    called.__signature__ = signature.replace(parameters=single)  # type: ignore[attr-defined]
+    return called
+
+
+def _options_of(group: Any) -> list[inspect.Parameter]:
+    kinds, by_keyword = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(option.name, by_keyword, default=option.default, annotation=kind)
+        for option, kind in zip(dataclasses.fields(group), kinds.values())
+    ]

@@ -112,6 +112,40 @@ FiltersAt = Annotated[
 
 
 @dataclass(frozen=True)
+class Network:
+    """Options of commands on filters: the model they were made for, where not as untrained."""
+
+    model: SameModel = None
+    weights: Weights = None
+    pretrained: Pretrained = False
+    size: Size = None
+
+
+@dataclass(frozen=True)
+class Images:
+    """Options that say which images a command reads."""
+
+    dataset: Dataset = None
+    data: Data = None
+    download: Download = False
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Options of every command: settings from a file, and what is printed."""
+
+    config: Config = None
+    quiet: Quiet = False
+    as_json: Json = False
+    debug: Debug = False
+
+    @property
+    def output(self) -> Output:
+        """Where the command's words go."""
+        return Output(self.quiet, self.as_json)
+
+
+@dataclass(frozen=True)
 class Output:
     """Where a command's words go: notes for people, one result for people or programs."""
 

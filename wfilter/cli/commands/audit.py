@@ -8,27 +8,16 @@ from typing import Annotated
 
 import typer
 
-from wfilter.cli.app import app
-from wfilter.cli.options import (
-    MODEL,
-    Config,
-    Data,
-    Dataset,
-    Debug,
-    Download,
-    Json,
-    Output,
-    Pretrained,
-    Quiet,
-    Size,
-)
+from wfilter.cli.app import command
+from wfilter.cli.options import MODEL, Images, Pretrained, Size, Talk
 
 
-@app.command(
+@command(
     epilog="Example: wfilter audit wfilter:resnet18-cifar --weights unlearned.safetensors "
     "--dataset cifar10 --classes 3 --original base.safetensors --out audit.html"
 )
 def audit(
+    *,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"A folder of filters, or {MODEL}")],
     classes: Annotated[
         list[str] | None, typer.Option(help="What was forgotten, by name or index; repeat.")
@@ -47,23 +36,17 @@ def audit(
     images: Annotated[int | None, typer.Option(min=1, help="Test images to attack.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write .html, .json, .md or .tex.")] = None,
     pretrained: Pretrained = False,
-    dataset: Dataset = None,
-    data: Data = None,
     size: Size = None,
-    download: Download = False,
-    config: Config = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    source: Images,
+    talk: Talk,
 ) -> None:
     """Say what an unlearned model still knows, beside the original and a retrained one."""
     from wfilter.cli import auditing
 
     if out is not None:
         auditing.check_path(out)
-    places = {"weights": weights, "dataset": dataset, "data": data}
-    job = {**places, "pretrained": pretrained, "size": size, "download": download}
+    job = {"weights": weights, "pretrained": pretrained, "size": size, **vars(source)}
     audited = auditing.run(model, job, classes or (), original, retrained, images)
     if out is not None:
         auditing.FORMS[out.suffix](audited, out)
-    Output(quiet, as_json).result(str(audited), json.loads(audited.to_json()))
+    talk.output.result(str(audited), json.loads(audited.to_json()))

@@ -8,25 +8,13 @@ from typing import Annotated
 
 import typer
 
-from wfilter.cli.app import app
-from wfilter.cli.options import (
-    Config,
-    Debug,
-    FiltersAt,
-    Json,
-    Output,
-    Pretrained,
-    Quiet,
-    SameModel,
-    Size,
-    Weights,
-)
+from wfilter.cli.app import command
+from wfilter.cli.options import FiltersAt, Network, Talk
 
 
-@app.command(
-    epilog="Example: wfilter bake wfilter-demo/cnn-digits --forget 3,5 --out no35.safetensors"
-)
+@command(epilog="Example: wfilter bake wfilter-demo/cnn-digits --forget 3,5 --out no35.safetensors")
 def bake(
+    *,
     filters: FiltersAt,
     forget: Annotated[list[str], typer.Option(help="Classes, by name or index.")],
     out: Annotated[Path, typer.Option(help="A file: .safetensors, .pt2 or .onnx.")],
@@ -36,19 +24,13 @@ def bake(
     prune: Annotated[
         bool, typer.Option("--prune", help="Take out the channels that closed gates silenced.")
     ] = False,
-    model: SameModel = None,
-    weights: Weights = None,
-    pretrained: Pretrained = False,
-    size: Size = None,
-    config: Config = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    network: Network,
+    talk: Talk,
 ) -> None:
     """Fold the gates of some classes into the weights: a plain model that needs no wfilter."""
     from wfilter.cli import baking, jobs
 
-    opened = jobs.open_filters(filters, model, weights, pretrained, size=size)
+    opened = jobs.open_filters(filters, **vars(network))
     classes = jobs.parse_classes(opened.wf, forget)
     needs_images = prune or out.suffix != ".safetensors"
     baked = baking.bake(
@@ -60,4 +42,4 @@ def bake(
         architecture=opened.job.model,
         example_input=opened.example if needs_images else None,
     )
-    Output(quiet, as_json).result(str(baked), asdict(baked))
+    talk.output.result(str(baked), asdict(baked))

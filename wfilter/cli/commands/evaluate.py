@@ -9,28 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from wfilter.cli.app import app
-from wfilter.cli.options import (
-    Config,
-    Data,
-    Dataset,
-    Debug,
-    Device,
-    Download,
-    FiltersAt,
-    Json,
-    OldClasses,
-    Output,
-    Pretrained,
-    Quiet,
-    SameModel,
-    Size,
-    Weights,
-)
+from wfilter.cli.app import command
+from wfilter.cli.options import Device, FiltersAt, Images, Network, OldClasses, Talk
 
 
-@app.command(epilog="Example: wfilter evaluate wfilter-demo/cnn-digits --rivals logit_mask")
+@command(epilog="Example: wfilter evaluate wfilter-demo/cnn-digits --rivals logit_mask")
 def evaluate(
+    *,
     filters: FiltersAt,
     metrics: Annotated[
         list[str] | None,
@@ -49,18 +34,10 @@ def evaluate(
         Path | None, typer.Option(help="Compare with a report kept earlier by --out FILE.json.")
     ] = None,
     card: Annotated[bool, typer.Option(help="Put the table into the model card.")] = False,
-    model: SameModel = None,
-    weights: Weights = None,
-    pretrained: Pretrained = False,
-    dataset: Dataset = None,
-    data: Data = None,
-    size: Size = None,
-    download: Download = False,
+    network: Network,
+    images: Images,
     device: Device = None,
-    config: Config = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    talk: Talk,
 ) -> None:  # fmt: skip
     """Measure what was forgotten and what was kept, on the test images."""
     from wfilter import Report
@@ -71,19 +48,18 @@ def evaluate(
     earlier = None if against is None else Report.from_json(against)
     if out is not None:
         jobs.check_report_path(out)
-    names = (model, weights, pretrained, None, dataset, data, size, download)
-    opened = jobs.open_filters(filters, *names)
+    opened = jobs.open_filters(filters, **vars(network), **vars(images))
     wanted: Any = "all" if metrics == ["all"] else metrics or CHEAP
     cheap = set(wanted) <= {*CHEAP, "sets", "curves"} and not rivals
     wf = opened.wf.to(device) if device else opened.wf
-    images = opened.job.images("test")
+    test = opened.job.images("test")
     words = classes or rows
     chosen = tuple(sorted(jobs.parse_classes(wf, words)) if words else range(wf.num_classes))
     if earlier is not None:
-        earlier.refuse_other_classes(chosen, wf.class_names or images.class_names)
+        earlier.refuse_other_classes(chosen, wf.class_names or test.class_names)
     report = evaluate(
         wf,
-        images,
+        test,
         metrics=wanted,
         classes=chosen,
         train=None if cheap else opened.job.images("train"),
@@ -95,7 +71,7 @@ def evaluate(
     if card:
         put_figures(opened.path.parent, report.to_markdown())
     values = json.loads(report.to_json())
-    output = Output(quiet, as_json)
+    output = talk.output
     if earlier is None:
         output.result(report, values)
     else:

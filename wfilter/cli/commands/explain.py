@@ -7,27 +7,13 @@ from typing import Annotated
 
 import typer
 
-from wfilter.cli.app import app
-from wfilter.cli.options import (
-    Config,
-    Data,
-    Dataset,
-    Debug,
-    Download,
-    FiltersAt,
-    Json,
-    OldClasses,
-    Output,
-    Pretrained,
-    Quiet,
-    SameModel,
-    Size,
-    Weights,
-)
+from wfilter.cli.app import command
+from wfilter.cli.options import FiltersAt, Images, Network, OldClasses, Talk
 
 
-@app.command(epilog="Example: wfilter explain wfilter-demo/cnn-digits/gates --out page.html")
+@command(epilog="Example: wfilter explain wfilter-demo/cnn-digits/gates --out page.html")
 def explain(
+    *,
     filters: FiltersAt,
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("page.html"),
     classes: Annotated[
@@ -39,17 +25,9 @@ def explain(
         typer.Option("--layer", help="A layer to draw; repeat. By default first, middle and last."),
     ] = None,
     per_class: Annotated[int, typer.Option(min=1, help="Images of each class to look at.")] = 50,
-    model: SameModel = None,
-    weights: Weights = None,
-    pretrained: Pretrained = False,
-    dataset: Dataset = None,
-    data: Data = None,
-    size: Size = None,
-    download: Download = False,
-    config: Config = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    network: Network,
+    images: Images,
+    talk: Talk,
 ) -> None:
     """Write one HTML page: which units make a class, and what happens without them."""
     from wfilter.cli import jobs
@@ -57,8 +35,7 @@ def explain(
 
     jobs.check_writable(out)
     words = classes or rows
-    names = (model, weights, pretrained, None, dataset, data, size, download)
-    opened = jobs.open_filters(filters, *names)
+    opened = jobs.open_filters(filters, **vars(network), **vars(images))
     path = write_page(
         opened.wf,
         opened.job.images("test"),
@@ -70,4 +47,4 @@ def explain(
         layers=layers or None,
         per_class=per_class,
     )
-    Output(quiet, as_json).result(f"{path} written: open it in a browser.", {"path": str(path)})
+    talk.output.result(f"{path} written: open it in a browser.", {"path": str(path)})

@@ -8,23 +8,13 @@ from typing import Annotated
 
 import typer
 
-from wfilter.cli.app import app
-from wfilter.cli.options import (
-    Config,
-    Debug,
-    FiltersAt,
-    Json,
-    Output,
-    Pretrained,
-    Quiet,
-    SameModel,
-    Size,
-    Weights,
-)
+from wfilter.cli.app import command
+from wfilter.cli.options import FiltersAt, Network, Talk
 
 
-@app.command(epilog="Example: wfilter export wfilter-demo/cnn-digits --out model.onnx")
+@command(epilog="Example: wfilter export wfilter-demo/cnn-digits --out model.onnx")
 def export(
+    *,
     filters: FiltersAt,
     out: Annotated[Path, typer.Option(help="A file ending in .pt2 or .onnx.")],
     forget: Annotated[
@@ -36,21 +26,15 @@ def export(
     aoti: Annotated[
         bool, typer.Option("--aoti", help="Machine code for this kind of processor, in a .pt2.")
     ] = False,
-    model: SameModel = None,
-    weights: Weights = None,
-    pretrained: Pretrained = False,
-    size: Size = None,
-    config: Config = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    network: Network,
+    talk: Talk,
 ) -> None:
     """Write the filtered model as one graph with images and forget as inputs."""
     from wfilter.cli import jobs
     from wfilter.files.export import export
 
-    opened = jobs.open_filters(filters, model, weights, pretrained, size=size)
-    network = opened.wf.bake(jobs.parse_classes(opened.wf, baked)) if baked else opened.wf
-    with jobs.naming_size(opened.job, size):
-        written = export(network, out, forget=forget, example_input=opened.example, aoti=aoti)
-    Output(quiet, as_json).result(str(written), asdict(written))
+    opened = jobs.open_filters(filters, **vars(network))
+    model = opened.wf.bake(jobs.parse_classes(opened.wf, baked)) if baked else opened.wf
+    with jobs.naming_size(opened.job, network.size):
+        written = export(model, out, forget=forget, example_input=opened.example, aoti=aoti)
+    talk.output.result(str(written), asdict(written))

@@ -8,38 +8,34 @@ from typing import Annotated
 
 import typer
 
-from wfilter.cli.app import app
+from wfilter.cli.app import command
 from wfilter.cli.options import (
     MODEL,
     NOT_MET,
     Classes,
-    Config,
-    Data,
-    Dataset,
-    Debug,
     Device,
-    Download,
     Exclude,
     Granularity,
-    Json,
+    Images,
     Output,
     Pretrained,
-    Quiet,
     Size,
+    Talk,
     Targets,
     Weights,
 )
 
 
-@app.command(
+@command(
     epilog="Example: wfilter untrain wfilter:resnet18-cifar --weights data --dataset cifar10 "
     "--steps 300 --out run. The settings are printed and kept in run/settings.toml: the same run "
     "again is wfilter untrain --config run/settings.toml --out again."
 )
 def untrain(
+    *,
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False)] = "",
-    dataset: Dataset = None,
+    images: Images,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("wfilter-run"),
     weights: Weights = None,
     pretrained: Pretrained = False,
@@ -75,14 +71,9 @@ def untrain(
     strict: Annotated[
         bool, typer.Option(help="Exit with code 3 unless every row met the bar (recipe auto).")
     ] = False,
-    data: Data = None,
     size: Size = None,
-    download: Download = False,
     device: Device = None,
-    config: Config = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    talk: Talk,
 ) -> None:
     """Teach a model's filters to forget every class of a dataset, in one round.
 
@@ -93,7 +84,7 @@ def untrain(
 
     changed = {**context.meta.get("recipe", {}), **settings.parse_changes(changes or ())}
     changed.pop("name", None)
-    job = jobs.Job(model, weights, pretrained, num_classes, dataset, data, size, download)
+    job = jobs.Job(model, weights, pretrained, num_classes, size=size, **vars(images))
     run = untraining.Untraining(
         job=job,
         recipe=settings.make_recipe(recipe, changed),
@@ -110,7 +101,7 @@ def untrain(
         amp=amp,
     )
     with untraining.processes(device) as (rank, place):
-        output = Output(quiet or rank > 0, as_json and rank == 0)
+        output = Output(talk.quiet or rank > 0, talk.as_json and rank == 0)
         output.note(run.to_toml())
         history = run.run(place, rank, resume=resume, progress=output.progress)
     last = asdict(history.records[-1]) if history.records else {}
