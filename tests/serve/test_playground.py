@@ -200,6 +200,23 @@ def test_page_works_with_the_keyboard_alone(browser, address):
     assert browser.find_elements(By.CSS_SELECTOR, "#classes :checked")
 
 
+def test_image_file_is_answered_and_a_broken_one_refused_in_words(browser, address, tmp_path):
+    from selenium.webdriver.common.by import By
+
+    (tmp_path / "good.jpg").write_bytes(png(4, 30, "RGB", "JPEG"))
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    browser.get(address)
+    waited(browser, "document.body.dataset.answered === '1'")
+    chooser = browser.find_element(By.ID, "file")
+    chooser.send_keys(str(tmp_path / "good.jpg"))
+    waited(browser, "document.body.dataset.answered === '2'")
+    assert browser.find_element(By.ID, "picture").get_attribute("src").startswith("data:image/jpeg")
+    chooser.send_keys(str(tmp_path / "bad.png"))
+    waited(browser, "document.getElementById('error').textContent")
+    assert "no JPEG or PNG file" in browser.find_element(By.ID, "error").text
+    browser.get_log("browser")  # Chromium notes the refusal itself; later tests begin afresh
+
+
 @pytest.mark.parametrize("width", [400, 1280])
 def test_page_never_scrolls_sideways(browser, address, width):
     browser.set_window_size(width, 900)

@@ -12,6 +12,16 @@ from pathlib import Path
 from typing import Any
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirection would take the token to an address that its holder never named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 class ServerError(RuntimeError):
     """The server gave no answer; ``status`` says why, 0 if it could not be reached.
 
@@ -74,7 +84,7 @@ class Client:
 
     def _answer(self, request: urllib.request.Request) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+            with _OPENER.open(request, timeout=self.timeout) as response:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:
