@@ -29,6 +29,8 @@ class Cluster:
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
         self.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.env |= {front.VARIABLE: front.CALLBACK, "OMP_NUM_THREADS": "1"}
+        # Else Ray looks for its head under the address of this machine, not on loopback.
+        self.env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         script = str(ROOT / "tests/two_nodes.py")
         self.process = subprocess.Popen(
             [sys.executable, script, str(self.dashboard), self.folder],
