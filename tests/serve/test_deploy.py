@@ -31,6 +31,9 @@ class Cluster:
         self.env |= {front.VARIABLE: front.CALLBACK, "OMP_NUM_THREADS": "1"}
         # Else Ray looks for its head under the address of this machine, not on loopback.
         self.env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        # Else a proxy asks the replicas of its own node alone as long as they can keep up.
+        self.env["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"
+        self.env["RAY_worker_niceness"] = "0"
         script = str(ROOT / "tests/two_nodes.py")
         self.process = subprocess.Popen(
             [sys.executable, script, str(self.dashboard), self.folder],

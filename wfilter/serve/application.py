@@ -147,6 +147,8 @@ def start(
     # Ray kills a proxy that is not there in 5 seconds, which a busy machine may miss.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     os.environ.setdefault(front.VARIABLE, front.CALLBACK)
+    # Ray runs its workers at niceness 15; whoever waits for an answer is no background job.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if "ray" not in sys.modules:  # Ray reads these when it is imported
         # Its own ports listen on every address, and whoever may talk to them can run code.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
