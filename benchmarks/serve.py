@@ -30,7 +30,7 @@ from ray import serve
 import wfilter
 from common import RESULTS, origin
 from wfilter.data import zoo
-from wfilter.serve import application, new_token, tokens
+from wfilter.serve import application, front, new_token, tokens
 from wfilter.serve.bodies import from_base64
 from wfilter.serve.engine import open_engine
 from wfilter.serve.images import decode
@@ -227,6 +227,7 @@ def start(run: Path, sets: dict[str, list[int]]) -> None:
     settings = Settings(
         run=str(run), policy=str(run / "policy.toml"), batch_size=BATCH, batch_wait=WAIT
     )
+    os.environ[front.VARIABLE] = ""  # it would take off the header by which Ray chooses a model
     application.start(settings, port=PORT)
     serve.run(Multiplexed.bind(str(run), sets), name="multiplexed", route_prefix="/multiplexed")
     serve.run(Single.bind(str(run), sets), name="single", route_prefix="/single")
