@@ -1,9 +1,9 @@
 """One model for all tenants against one baked model each, and against one request at a time.
 
     python benchmarks/serve.py
-    python benchmarks/serve.py --model vit_tiny-cifar --requests 24 --rounds 3 --clients 12
+    python benchmarks/serve.py --requests 96 --rounds 6     # the table in docs/serving.md
 
-Three servers of one Ray, on loopback, asked in turn within each round by the same clients:
+Three servers of one Ray, on loopback, asked by the same clients, in another order each round:
 (a) ``wfilter serve`` as it is, with tokens; (b) Ray's multiplexing, one baked model per tenant, ten
 of them in memory, requests of one model batched; (c) the filtered model, one request at a time.
 (b) and (c) check no tokens and keep no log, which favours them. Answers are compared first.

@@ -63,6 +63,7 @@ class Cluster:
             self.process.wait(60)
         finally:
             self.process.kill()
+            self.process.stdout.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
