@@ -1,1 +1,1 @@
-"""Every classifier of timm and torchvision, filtered and compared with the oracle."""
+"""Every classifier of timm, torchvision and transformers, filtered and compared with the oracle."""

@@ -1,4 +1,4 @@
-"""Every architecture of timm and torchvision, built as small as it runs."""
+"""Every architecture of timm, torchvision and transformers, built as small as it runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from registry import huggingface
+from wfilter.core.outputs import Logits
 
 CLASSES = 10
 SAMPLES = 3
@@ -65,7 +68,7 @@ class Architecture:
 
 
 def architectures() -> list[Architecture]:
-    """Every entry of both registries, one family after the other."""
+    """Every entry of the registries, one family after the other."""
     import timm
     import torchvision
     from timm.models._registry import _model_to_module
@@ -81,6 +84,7 @@ def architectures() -> list[Architecture]:
             found.append(Architecture(f"{library}/{name}", builder.__module__.split(".")[-1]))
             if library == "quantised":
                 found.append(Architecture(f"{library}/{name}:int8", found[-1].family))
+    found += [Architecture(f"transformers/{name}", name) for name in huggingface.families()]
     return sorted(found, key=lambda a: (a.library != "timm", a.library, a.family, a.key))
 
 
@@ -138,6 +142,8 @@ def without_random_init() -> Iterator[None]:
 
 def create(architecture: Architecture, shape: tuple[int, ...] | None) -> nn.Module:
     """The architecture with uninitialised weights, for images of ``shape`` where it must know."""
+    if architecture.library == "transformers":
+        return _create_transformers(architecture.name)
     if architecture.library == "timm":
         with without_random_init():
             return _create_timm(architecture.name, shape[-1] if shape else None)
@@ -158,6 +164,13 @@ def _create_timm(name: str, edge: int | None) -> nn.Module:
         if "img_size" not in str(error):
             raise
         return timm.create_model(name, num_classes=CLASSES)
+
+
+def _create_transformers(name: str) -> nn.Module:
+    """The small network of a family; the checks want its logits alone."""
+    if name in huggingface.UNSUITABLE:
+        raise Unsuitable(huggingface.UNSUITABLE[name])
+    return Logits(huggingface.make(name, CLASSES))
 
 
 def _create_torchvision(architecture: Architecture, shape: tuple[int, ...] | None) -> nn.Module:
@@ -320,6 +333,9 @@ def _attempts(architecture: Architecture, full_depth: bool) -> list[tuple[Any, .
         shapes = [(3, edge, edge) for edge in EDGES] + [None]
     if architecture.name.endswith(":int8"):
         return [(False, (3, 96, 96), torch.float32)]
+    if architecture.library == "transformers":
+        edge = huggingface.FAMILIES.get(architecture.name, ({}, 0))[1]
+        return [(False, (3, edge, edge), torch.float64)]
     depths = [False] if full_depth else [True, False]
     tries = [(short, shape, torch.float64) for short in depths for shape in shapes]
     key = architecture.family, full_depth

@@ -14,7 +14,7 @@ import torch
 from registry.checks import TOLERANCE
 from registry.models import CLASSES, FLOAT64_PARAMETERS, SAMPLES, architectures
 
-HEADER = """# Every classifier of timm and torchvision
+HEADER = """# Every classifier of timm, torchvision and transformers
 
 `python benchmarks/registry`, {date}, torch {torch}, torchvision {torchvision},
 timm {timm}, {cpu}. One row per architecture in `registry.jsonl`, with the commit it was checked at.
@@ -29,9 +29,10 @@ largest logit in float64, {loose:.0e} in float32 (models that compute in float32
 have more than {limit:.0f} million parameters; again in float64 where that fails), or, where only
 float32 runs, twice what the base model itself differs between a batch and one sample at a time.
 Blocks that only repeat their neighbours are left out, except in one architecture per family, which
-has its full depth. {same} architectures turned out to be the same network as another one at that
-size (same layers, shapes and logits: they differ in pretrained weights or default image size) and
-carry its findings.
+has its full depth; of transformers {transformers} each family of its image-classification list is
+examined in one small configuration. {same} architectures turned out to be the same network as
+another one at that size (same layers, shapes and logits: they differ in pretrained weights or
+default image size) and carry its findings.
 """
 
 
@@ -42,6 +43,7 @@ def summarise(rows: list[dict[str, Any]]) -> str:
         HEADER.format(
             **{k: newest[k] for k in ("date", "torch", "torchvision")},
             timm=_timm_versions(rows),
+            transformers=next((r["transformers"] for r in rows if "transformers" in r), "none"),
             cpu=f"{platform.system()} {platform.machine()}, one core",
             same=sum("same_as" in row for row in rows),
             classes=CLASSES,

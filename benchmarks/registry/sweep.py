@@ -1,4 +1,4 @@
-"""Filter every classifier of timm and torchvision, and check each against the oracle.
+"""Filter every classifier of timm, torchvision and transformers, and check each by the oracle.
 
     python benchmarks/registry                       # all of them; about an hour on one core
     python benchmarks/registry --match 'timm/swin*'  # some of them
@@ -9,7 +9,8 @@ Each architecture is built without pretrained weights, with 10 classes and at th
 takes, filtered with ``targets="auto"`` and checked (see ``check``). Its row goes to
 ``results/registry.jsonl`` at once: the same command, given again, goes on where it stopped. Blocks
 that repeat another one are left out, except in one architecture per family (``representatives``),
-which has its full depth. A crash, a time-out or too much memory is a row as well.
+which has its full depth; transformers has one small configuration per family. A crash, a time-out
+or too much memory is a row as well.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ def environment() -> dict[str, str]:
     """Versions, for every row."""
     import timm
     import torchvision
+    import transformers
 
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS
@@ -154,6 +156,7 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "timm": timm.__version__,
         "torchvision": torchvision.__version__,
+        "transformers": transformers.__version__,
         "commit": commit,
         "date": date.today().isoformat(),
     }

@@ -4,76 +4,39 @@ import pytest
 import torch
 
 import wfilter
-from helpers import close, shuffle_alphas
+from helpers import close, randomise, shuffle_alphas
+from registry import huggingface
+from wfilter.cli import main as cli
 from wfilter.core.outputs import logits_of
+from wfilter.data import zoo
 
 transformers = pytest.importorskip("transformers")
 
-PLAIN = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "image_size": 16,
-    "patch_size": 8,
-}
-DINO = {key: value for key, value in PLAIN.items() if key != "intermediate_size"}
-WINDOWS = {
-    **{"image_size": 32, "patch_size": 2, "embed_dim": 16, "window_size": 4},
-    **{"depths": [1, 1], "num_heads": [2, 2]},
-}
-STAGES = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
-PYRAMID = {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
-HEADS = {**PYRAMID, "num_attention_heads": [1, 1, 2, 2]}
-# Family -> settings of a small network, edge of its images.
-FAMILIES = {
-    "vit": (PLAIN, 16),
-    "deit": (PLAIN, 16),
-    "beit": (PLAIN, 16),
-    "vit_msn": (PLAIN, 16),
-    "dinov2": ({**DINO, "mlp_ratio": 2}, 16),
-    "swin": (WINDOWS, 32),
-    "swinv2": (WINDOWS, 32),
-    "convnext": ({"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, 32),
-    "convnextv2": ({"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, 32),
-    "resnet": ({**STAGES, "layer_type": "basic"}, 32),
-    "regnet": ({**STAGES, "groups_width": 8}, 32),
-    "bit": ({**STAGES, "num_groups": 4}, 32),
-    "mobilenet_v1": ({"depth_multiplier": 0.25}, 32),
-    "poolformer": (PYRAMID, 32),
-    "pvt": ({**HEADS, "image_size": 32}, 32),
-    "pvt_v2": ({**HEADS, "image_size": 32}, 32),
-    "segformer": (HEADS, 32),
-    "siglip": ({"vision_config": PLAIN}, 16),
-    "clip": ({"vision_config": PLAIN}, 16),
-}
 CLASSES = 5
+LARGE = {"hgnet_v2", "timm_wrapper"}
 LABELS = torch.tensor([3, -1, 0])
 
 
 def small(kind):
-    settings, edge = FAMILIES[kind]
-    config = transformers.AutoConfig.for_model(kind, num_labels=CLASSES, **settings)
-    if kind == "deit":
-        config.architectures = ["DeiTForImageClassification"]
-        model = transformers.DeiTForImageClassification(config)
-    else:
-        model = transformers.AutoModelForImageClassification.from_config(config)
-    return model.double().eval(), torch.rand(3, 3, edge, edge).double()
+    torch.manual_seed(0)
+    return randomise(huggingface.make(kind, CLASSES)), huggingface.images(kind, 3).double()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in LARGE)) for k in huggingface.FAMILIES]
+)
+@pytest.mark.filterwarnings("ignore")  # of constructors
 def test_small_network_of_each_family_is_right_by_keyword_and_in_its_features(kind):
     model, x = small(kind)
     wf = shuffle_alphas(wfilter.apply_weight_filtering(model, example_input={"pixel_values": x}))
     assert wf.num_classes == CLASSES
     output = wf(pixel_values=x, forget=LABELS)
     assert type(output) is type(model(x))
-    assert torch.equal(wf(pixel_values=x).logits, model(x).logits)
+    assert torch.equal(logits_of(wf(pixel_values=x)), logits_of(model(x)))
     for sample, row in enumerate(LABELS.tolist()):
         one = wf.bake(row) if row >= 0 else model
-        close(output.logits[sample], one(x[sample : sample + 1]).logits[0], 1e-7)
+        close(logits_of(output)[sample], logits_of(one(x[sample : sample + 1]))[0], 1e-7)
     features = wf.features(pixel_values=x, forget=LABELS)
     assert len(features) == 3
     assert not torch.equal(features[0], wf.features(x)[0])
@@ -91,3 +54,41 @@ def test_untrain_evaluate_save_and_load_take_a_model_output(tmp_path):
     loaded = wfilter.load(path, model, example_input=images[:1])
     forget = torch.arange(20) % CLASSES
     close(logits_of(loaded(images, forget)), logits_of(wf(images, forget)))
+
+
+def test_every_family_of_the_installed_version_is_known():
+    assert {*huggingface.families()} <= {*huggingface.FAMILIES, *huggingface.UNSUITABLE}
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+def test_model_output_is_exported_as_logits_that_forget(suffix, tmp_path):
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, x = huggingface.make("vit", CLASSES), huggingface.images("vit", 3)
+    wf = shuffle_alphas(wfilter.apply_weight_filtering(model, example_input=x))
+    assert wfilter.export(wf, tmp_path / f"a.{suffix}", example_input=x).largest_difference < 1e-5
+
+
+def test_commands_take_a_stored_model_of_transformers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    huggingface.make("vit", 10).save_pretrained("vit")
+    transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained("vit")
+    spec = f"transformers:{tmp_path}/vit"
+    run = ["untrain", spec, "--pretrained", "--dataset", "digits", "--size", "16"]
+    run += ["--recipe", "distill", "--steps", "1", "--out", "filters", "--quiet"]
+    commands = ["plan", spec], run, ["evaluate", "filters"], ["explain", "filters"]
+    for words in (*commands, ["export", "filters", "--out", "a.pt2"]):
+        assert cli.run(words) == 0, capsys.readouterr().err
+    assert "12 targets (12 fused), 192 units" in capsys.readouterr().out
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_names_of_transformers_that_do_not_exist_are_refused():
+    for name, words in {"vitt": "Closest names: vit", "gpt2": "is not known"}.items():
+        with pytest.raises(ValueError, match=words):
+            zoo.build(f"transformers:{name}")
+    with pytest.raises(ValueError, match="wants to see is not known"):
+        zoo.input_facts("transformers:timm_wrapper")
+    with pytest.raises(ValueError, match="names a family, which has no weights of its own"):
+        zoo.build("transformers:vit", pretrained=True)

@@ -98,7 +98,11 @@ def test_a_function_in_the_working_directory_makes_a_model(own_module):
         ("number", {}, r"my_own_models:number returned int. Expected an nn.Module"),
         ("greedy", {}, r"greedy cannot be called with no arguments: missing .* 'depth'"),
         ("fixed", {"num_classes": 3}, r"fixed cannot be called with num_classes alone"),
-        ("linear", {"pretrained": True}, r"pretrained=True works for timm: and torchvision:"),
+        (
+            "linear",
+            {"pretrained": True},
+            r"pretrained=True works for timm:, torchvision: and transformers:",
+        ),
     ],
 )
 def test_a_function_that_makes_no_model_is_refused(own_module, name, settings, message):

@@ -63,8 +63,8 @@ class Job:
             )
         if not self.model:
             raise ValueError(
-                "no model is named. Write timm:NAME, torchvision:NAME, wfilter:NAME or "
-                "package.module:function, or name one in the settings file."
+                "no model is named. Write timm:NAME, torchvision:NAME, transformers:NAME, "
+                "wfilter:NAME or package.module:function, or name one in the settings file."
             )
 
     def network(self, num_classes: int | None = None) -> nn.Module:
@@ -94,11 +94,7 @@ class Job:
     def refuse_random_weights(self) -> None:
         """Untraining a network that knows nothing is always a mistake."""
         source = self.model.partition(":")[0]
-        if (
-            not self.weights
-            and not self.pretrained
-            and source in ("timm", "torchvision", "wfilter")
-        ):
+        if not self.weights and not self.pretrained and source in zoo.TRUSTED:
             raise ValueError(
                 f"{self.model} has random weights: there is nothing to forget. Pass --weights "
                 "FILE.safetensors, --weights data (the data folder's), or --pretrained."
@@ -163,7 +159,7 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
     known = settings.read(beside) if beside.is_file() else {}
     fields = {name: known[name] for name in Job.__dataclass_fields__ if name in known}
     source = str(fields.get("model", "")).partition(":")[0]
-    if not overrides.get("model") and source not in ("timm", "torchvision", "wfilter", ""):
+    if not overrides.get("model") and source not in (*zoo.TRUSTED, ""):
         raise ValueError(
             f"{beside} names a model by its own code, {fields['model']}. A folder of filters must "
             f"not choose what is run: pass --model {fields['model']} if you trust it."

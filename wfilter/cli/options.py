@@ -68,7 +68,7 @@ Config = Annotated[
     typer.Option(callback=_use_config, is_eager=True, help="Settings from a TOML file."),
 ]
 NOT_MET = 3  # exit code of `untrain --strict` where a row fell short
-MODEL = "timm:NAME, torchvision:NAME, wfilter:NAME or package.module:function."
+MODEL = "timm:NAME, torchvision:NAME, transformers:NAME, wfilter:NAME or package.module:function."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False)]
 SameModel = Annotated[str | None, typer.Option(help=f"{MODEL} By default as untrained.")]
 Weights = Annotated[

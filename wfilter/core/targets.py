@@ -17,11 +17,14 @@ Selector = OneSelector | Iterable[OneSelector]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# The parts of a module's path that mark a query, key or value projection in timm and torchvision.
+# The parts of a module's path that mark a query, key or value projection in timm, torchvision and
+# transformers.
 _ATTENTION = re.compile(
-    r"(to_)?(q|k|v|qk|kv|qv|qkv|qkvs|query|key|value|wq|wk|wv)(_proj|_project|_conv)?"
+    r"(to_)?(q|k|v|qk|kv|qv|qkv|qkvs|query|key|value|wq|wk|wv|queries|keys_values|queries_keys_values)"
+    r"(_proj|_project|_conv)?"
 )
 _LETTERS = {"query": "q", "key": "k", "value": "v", "wq": "q", "wk": "k", "wv": "v"}
+_LETTERS |= {"queries": "q", "keys_values": "kv", "queries_keys_values": "qkv"}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.outputs import logits_of
 from wfilter.core.state import evaluating as evaluating  # read from here by higher layers
 from wfilter.data.batches import Batches, labelled_batches
 
@@ -75,7 +76,7 @@ def collect_logits(
     parts = []
     with evaluating(forward):
         for images, labels in labelled_batches(batches):
-            parts.append((forward(images.to(device)).cpu(), labels.cpu()))
+            parts.append((logits_of(forward(images.to(device))).cpu(), labels.cpu()))
     return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
 
 

@@ -11,12 +11,15 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from wfilter.data import hugging
 from wfilter.data.backbones import BACKBONES, InputFacts
 from wfilter.data.formats import cache_folder, data_root
 from wfilter.data.functions import find_function, unknown_name
 
 WEIGHTS_FILE = "model.safetensors"  # as timm names it on the hub
 REACH_SECONDS = 5.0
+# Sources whose names choose among code that is installed, never code of their own.
+TRUSTED = ("timm", "torchvision", "transformers", "wfilter")
 
 
 def names() -> tuple[str, ...]:
@@ -61,10 +64,11 @@ def build(
     """A model by its full name, in eval mode.
 
     Args:
-        spec: ``timm:NAME``, ``torchvision:NAME``, ``wfilter:NAME``, or ``package.module:function``,
-            a function that returns the model; the working directory is searched too.
+        spec: ``timm:NAME``, ``torchvision:NAME``, ``wfilter:NAME``, ``transformers:NAME`` (a
+            family, a repository of the Hub or a folder), or ``package.module:function``, a function
+            that returns the model; the working directory is searched too.
         num_classes: Outputs of the head; by default the library's own number.
-        pretrained: Take timm's or torchvision's own weights, which may need the network.
+        pretrained: Take the library's own weights, which may need the network.
         weights: A safetensors file to load into it.
 
     Raises:
@@ -78,9 +82,11 @@ def build(
     if not name:
         raise ValueError(_without_source(spec))
     make = _SOURCES.get(source, partial(_call_function, source))
-    if pretrained and source not in ("timm", "torchvision"):
-        raise ValueError(f"pretrained=True works for timm: and torchvision:, not {spec!r}. "
-                         "Pass weights= with a safetensors file.")  # fmt: skip
+    if pretrained and source not in ("timm", "torchvision", "transformers"):
+        raise ValueError(
+            f"pretrained=True works for timm:, torchvision: and transformers:, not {spec!r}. "
+            "Pass weights= with a safetensors file."
+        )
     if num_classes is not None:
         _check_classes(num_classes)
     model = make(name, num_classes, pretrained).eval()
@@ -106,6 +112,8 @@ def input_facts(spec: str) -> InputFacts:
         return _timm_facts(name)
     if source == "torchvision":
         return _torchvision_facts(name)
+    if source == "transformers":
+        return hugging.input_facts(name)
     raise ValueError(f"What {spec!r} wants to see is not known: give size, channels, mean and std.")
 
 
@@ -230,7 +238,7 @@ def _torchvision_models() -> Any:
 
 
 def _call_function(module: str, name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
-    function = find_function(module, name, "timm, torchvision or wfilter")
+    function = find_function(module, name, "timm, torchvision, transformers or wfilter")
     settings = {} if num_classes is None else {"num_classes": num_classes}
     try:
         inspect.signature(function).bind(**settings)
@@ -243,7 +251,12 @@ def _call_function(module: str, name: str, num_classes: int | None, pretrained: 
     return model
 
 
-_SOURCES = {"timm": _from_timm, "torchvision": _from_torchvision, "wfilter": _from_wfilter}
+_SOURCES = {
+    "timm": _from_timm,
+    "torchvision": _from_torchvision,
+    "transformers": hugging.build,
+    "wfilter": _from_wfilter,
+}
 
 
 def _timm_facts(name: str) -> InputFacts:
@@ -290,7 +303,7 @@ def _without_source(spec: str) -> str:
         return f"model={spec!r} lacks its source. Write wfilter:{spec}."
     return (
         f"model={spec!r} lacks its source. Write timm:{spec}, torchvision:{spec}, "
-        "wfilter:NAME or package.module:function."
+        f"transformers:{spec}, wfilter:NAME or package.module:function."
     )
 
 

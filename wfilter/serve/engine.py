@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TRUSTED = ("timm", "torchvision", "wfilter")
+TRUSTED = zoo.TRUSTED
 RUN_FACTS = "settings.toml"
 
 Forward = Callable[[Tensor, Tensor], Tensor]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from wfilter.core.gates import HARD
+from wfilter.core.outputs import logits_of
 from wfilter.untraining.history import Ended, History, ProgressBar
 from wfilter.untraining.instant import Instant, place_for_rows
 from wfilter.untraining.judging import Judgement, judge, verdict
@@ -185,7 +186,9 @@ class AutoRun(Rounds):
         with torch.no_grad():
             self.kept = Kept(self.wf, self.wf.alphas, self.sample.read, len(self.sample))
             parts = torch.split(torch.arange(len(self.sample)), 50)
-            self.base = torch.cat([self.wf(self.sample.read(p)).float().cpu() for p in parts])
+            self.base = torch.cat(
+                [logits_of(self.wf(self.sample.read(p))).float().cpu() for p in parts]
+            )
 
     def finish(self) -> History:
         """The best stage's alphas, exact where its gates are."""

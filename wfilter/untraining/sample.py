@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wfilter.core.model import FilteredModel
+from wfilter.core.outputs import logits_of
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
 from wfilter.data.images import Augment, ImageBatches
 from wfilter.untraining.reading import Read, all_images, rows_of
@@ -113,7 +114,7 @@ def _rows(
     base = torch.empty(0)
     if labels is None:
         parts = torch.split(torch.arange(count), 100)
-        base = torch.cat([wf(pick(part).to(wf.alphas.device)).cpu() for part in parts])
+        base = torch.cat([logits_of(wf(pick(part).to(wf.alphas.device))).cpu() for part in parts])
     return rows_of(labels, base, wf.num_classes, generator)
 
 
@@ -133,7 +134,9 @@ def _from_batches(
     found: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for batch in read_batches(data):
         images, labels = split_batch(batch)
-        base = wf(images.to(wf.alphas.device)).cpu() if labels is None else torch.empty(0)
+        base = (
+            logits_of(wf(images.to(wf.alphas.device))).cpu() if labels is None else torch.empty(0)
+        )
         rows = rows_of(labels, base, wf.num_classes, generator)
         earlier = (rows[:, None] == rows[None]).tril(-1).sum(1)  # of the same class in this batch
         new = earlier < room[rows]
