@@ -132,9 +132,10 @@ def self_attention(mode: InterceptMode, function: Function, args: Any, kwargs: A
 def attention_core(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
     """Attention written out where vmap has no batching rule for the CPU's fused kernel."""
     query = args[0] if args else kwargs["query"]
-    mode.unknown_use(function, [*args, *kwargs.values()])
-    if len(args) < 4 and kwargs.get("attn_mask") is None:
-        mode.attended(query)
+    if mode.inspecting:
+        mode.unknown_use(function, [*args, *kwargs.values()])
+        if len(args) < 4 and kwargs.get("attn_mask") is None:
+            mode.attended(query)
     if query.device.type != "cpu" or not _is_batched(query):
         return function(*args, **kwargs)
     return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
@@ -148,11 +149,14 @@ def _is_batched(tensor: Tensor) -> bool:
 def norm_over_last_axes(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
     """Layer and RMS norm: linear in a weight on one axis; on several there is no rule."""
     if len(args[1]) == 1:
-        bias = (3, "bias") if function is F.layer_norm else None
-        return LinearInWeight((2, "weight"), bias, -1)(mode, function, args, kwargs)
+        rule = _LAYER_NORM if function is F.layer_norm else _RMS_NORM
+        return rule(mode, function, args, kwargs)
     mode.unknown_use(function, [*args, *kwargs.values()])
     return function(*args, **kwargs)
 
+
+_LAYER_NORM = LinearInWeight((2, "weight"), (3, "bias"), -1)
+_RMS_NORM = LinearInWeight((2, "weight"), None, -1)
 
 RULES: dict[Function, Rule] = {
     F.linear: LinearInWeight((1, "weight"), (2, "bias"), -1),
