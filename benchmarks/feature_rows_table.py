@@ -17,7 +17,7 @@ FIGURES = {
     "mlp_probe": "MLP",
     "refit_2_percent": "head on 2 %",
     "prototype": "prototype",
-    "inverter": "inverter",
+    "inverter": "knows the rows",
     "relearn_1": "relearn 1",
     "relearn_5": "5",
     "relearn_10": "10",
@@ -140,6 +140,7 @@ INTRODUCTION = """# Feature rows
 Made by `python benchmarks/feature_rows.py table` from `feature_rows.jsonl`, where each line has its
 command. Every attack is trained on features under the row it attacks; a figure is the share of the
 forgotten class's test images that it finds, in percent (AUC: one against the rest). The bar is the
-network trained without the class. MIA conf.: judged non-members; MIA entr.: judged members. The
-inverter knows the row and undoes it as far as it can. Relearning trains the layers after the
-backbone, on so many images of the class and 500 others; folded rows are trained with the head."""
+network trained without the class. MIA conf.: judged non-members; MIA entr.: judged members. Who
+knows the rows measures each image in units of the covariance it would be drawn with. Relearning
+trains the layers after the backbone, on so many images of the class and 500 others; folded rows are
+trained with the head."""

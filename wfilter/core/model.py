@@ -51,7 +51,7 @@ class FilteredModel(nn.Module):
         left_out: What "auto" would have filtered, had a forward of the inspection used it.
         sparse: Whether label gradients touch only the rows of the batch (for many classes).
         hard: Whether gates are rounded to exactly 0 or 1, with straight-through gradients.
-        feature_rows: ``None``, or rows that move features of forgotten classes onto others, see
+        feature_rows: ``None``, or rows that draw features of forgotten classes anew, see
             ``FeatureRows``; assign ``None`` to take them off.
     """
 

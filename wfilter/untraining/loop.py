@@ -50,7 +50,7 @@ def untrain(
             every row meets the bar, or says which do not (``History.verdict``). Or fixed settings:
             ``"distill"``, ``"distill-soft"`` (small models), ``"linear"`` (very many classes;
             solved, no steps), ``"paper"``, ``"paper-vit"``, or a ``Recipe``. ``"reroute"`` learns
-            no gates: it moves the features of a forgotten class onto other classes, from one pass
+            no gates: it draws the features of a forgotten class anew from others, from one pass
             over ``train``.
         epochs: Passes over ``train``; one if neither epochs nor steps is given. For ``"auto"``, as
             for ``steps``, the most that it may take; by default it decides.
