@@ -19,6 +19,7 @@ VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "wfilter.serve.front.middlewares"
 # With these a client would choose its own deadline, the replica it meets, or what a log calls it.
 RAYS_OWN = (b"serve-", b"x-request-", b"x-serve-", b"x-session-id")
+RAYS_STATUS = {408: 503}  # Ray says 408 where no replica answered, which is not the client's fault
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -82,6 +83,7 @@ class _Words:
 
 
 async def _refuse(send: Send, status: int, retry_after: bytes | None = None) -> None:
+    status = RAYS_STATUS.get(status, status)
     words = REFUSALS.get(status, "There is no answer to this request.")
     body = json.dumps({"detail": words}).encode()
     headers = [
