@@ -185,7 +185,7 @@ def demo(
 
 
 @dataclass(frozen=True)
-class Filters:
+class DemoFilters:
     """Filters of one network: how they were made, and where they are written."""
 
     wf: FilteredModel
@@ -242,7 +242,7 @@ class Show:
 
     def _untrain(
         self, model: nn.Module, folder: Path, recipe: Recipe, steps: int | None
-    ) -> Filters:
+    ) -> DemoFilters:
         how = "in one round" if recipe is AUTO else "by gates alone, to see which units they take"
         self.say(f"{self.name}: untraining all {self.train.num_classes} classes {how} ...")
         wf = apply_weight_filtering(
@@ -253,9 +253,9 @@ class Show:
         )
         images = untraining.in_memory(self.train, BATCH_SIZE, SHIFT)
         history = untrain(wf, images, recipe=recipe, steps=steps, progress=self.progress)
-        return Filters(wf, history, folder, recipe, steps)
+        return DemoFilters(wf, history, folder, recipe, steps)
 
-    def _line_of(self, filters: Filters, name: str) -> Accuracies:
+    def _line_of(self, filters: DemoFilters, name: str) -> Accuracies:
         method = metrics.Method.of_filtered(filters.wf, range(10), name)
         return self._line(method, filters.history.seconds)
 
@@ -292,7 +292,7 @@ class Show:
         fits = 2 * (labels == torch.arange(10)[:, None]).int() + known.int()  # (10, images)
         return fits.argmax(1)
 
-    def _write(self, made: Filters, lines: Sequence[Accuracies]) -> None:
+    def _write(self, made: DemoFilters, lines: Sequence[Accuracies]) -> None:
         folder, history = made.folder, made.history
         folder.mkdir(parents=True, exist_ok=True)
         made.wf.save(folder)
@@ -310,10 +310,10 @@ class Show:
         }
         plan |= {} if made.steps is None else {"steps": made.steps}
         (folder / settings.FILE).write_text(settings.write({**facts, **plan}))
-        text = card.model_card(made.wf, self._facts(made), _markdown(lines))
+        text = card.model_card(made.wf, self._card_lines(made), _markdown(lines))
         (folder / card.NAME).write_text(text, encoding="utf-8")
 
-    def _facts(self, made: Filters) -> dict[str, object]:
+    def _card_lines(self, made: DemoFilters) -> dict[str, object]:
         facts = {
             "base model": f"wfilter:{self.name}, trained here; its weights are base.safetensors",
             "data": f"digits: {len(self.train)} images to train on, {len(self.test)} to test on",
@@ -323,7 +323,7 @@ class Show:
         }
         return {name: value for name, value in facts.items() if value}
 
-    def _draw(self, made: Filters, images: Tensor, batch: Sequence[Shown]) -> None:
+    def _draw(self, made: DemoFilters, images: Tensor, batch: Sequence[Shown]) -> None:
         made.history.plot(self.folder / "history.png")
         self._draw_batch(images, batch)
         write_page(

@@ -14,7 +14,7 @@ from wfilter.serve.settings import Settings
 
 
 @dataclass(frozen=True)
-class Given:
+class ServeOptions:
     """The options that become settings of the server."""
 
     run: Path
@@ -46,10 +46,10 @@ class Given:
 
 @contextmanager
 def served(
-    given: Given, host: str, port: int, metrics_port: int | None = None
+    options: ServeOptions, host: str, port: int, metrics_port: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """A server that runs inside the block; what is wrong is found before Ray starts."""
-    settings = given.settings()
+    settings = options.settings()
     application.check(settings, host)
     refuse_taken(host, port)
     if metrics_port is not None:
@@ -57,7 +57,7 @@ def served(
     application.start(settings, host, port, metrics_port)
     try:
         place = f"http://{host}:{port}"
-        yield {"url": place, "playground": f"{place}/playground" if given.playground else None}
+        yield {"url": place, "playground": f"{place}/playground" if options.playground else None}
     finally:
         application.stop()
 

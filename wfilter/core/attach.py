@@ -191,31 +191,31 @@ def _drop_unused(
 
 
 def _count_classes(
-    model: nn.Module, seen: int | None, given: int | None, names: Sequence[str] | None
+    model: nn.Module, seen: int | None, wanted: int | None, names: Sequence[str] | None
 ) -> int:
-    if given is None:
+    if wanted is None:
         if seen is None:
             raise ValueError(
                 f"cannot read the number of classes off {type(model).__name__}'s output. Pass "
                 "num_classes=..."
             )
-        given = seen
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(f"num_classes={given!r} must be a positive int.")
-    if seen is not None and seen != given:
+        wanted = seen
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise ValueError(f"num_classes={wanted!r} must be a positive int.")
+    if seen is not None and seen != wanted:
         raise ValueError(
-            f"num_classes={given}, but {type(model).__name__} gives {seen} logits.\n"
-            f"Leave num_classes out, or give the model a head with {given} outputs."
+            f"num_classes={wanted}, but {type(model).__name__} gives {seen} logits.\n"
+            f"Leave num_classes out, or give the model a head with {wanted} outputs."
         )
     if names is not None:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"class_names={names!r} must be a list of names, each a str.")
-        if len(names) != given:
-            raise ValueError(f"class_names has {len(names)} entries for {given} classes.")
+        if len(names) != wanted:
+            raise ValueError(f"class_names has {len(names)} entries for {wanted} classes.")
         twice = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
         if twice:
             raise ValueError(f"class_names has {twice[0]!r} more than once; names must be unique.")
-    return given
+    return wanted
 
 
 def _is_packed(module: nn.Module) -> bool:

@@ -118,8 +118,8 @@ def weight_call(
 ) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Any]]:
     """The input, weight, bias and remaining settings of a convolution or linear call."""
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = {**dict(zip(names, args)), **kwargs}
-    return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
+    named = {**dict(zip(names, args)), **kwargs}
+    return named.pop("input"), named.pop("weight"), named.pop("bias", None), named
 
 
 def _pads(rest: dict[str, Any], weight: Tensor) -> bool:

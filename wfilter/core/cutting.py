@@ -193,10 +193,12 @@ class Cutting:
                 weight = weight.index_add(1, torch.tensor([carrier]), factor * weight[:, j : j + 1])
             replace_tensor(model, name, weight)
             return
-        given = torch.zeros_like(use.seen)
+        constant = torch.zeros_like(use.seen)
         index = torch.tensor(constants)
-        given.index_copy_(given.ndim + use.axis, index, use.seen.index_select(use.axis, index))
-        result = use.again(given, weight).movedim(use.axis, 0).flatten(1)[:, 0]
+        constant.index_copy_(
+            constant.ndim + use.axis, index, use.seen.index_select(use.axis, index)
+        )
+        result = use.again(constant, weight).movedim(use.axis, 0).flatten(1)[:, 0]
         _add_to_bias(model, name, result)
 
     def _constants_of(self, name: str) -> list[int]:

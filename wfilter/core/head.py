@@ -127,12 +127,12 @@ def _heads(calls: list[_Call], logits: Tensor) -> list[_Call]:
     for call in reversed(calls):
         if call.output.numel() == flat.numel() and torch.equal(call.output.flatten(), flat):
             return [call]
-    found: list[_Call] = []
+    last: list[_Call] = []
     for call in reversed(calls):
         if call.output.shape[call.axis] != logits.shape[-1]:
             break
-        found.insert(0, call)
-    return found
+        last.insert(0, call)
+    return last
 
 
 class HeadMode(TorchFunctionMode):

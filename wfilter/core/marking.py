@@ -77,11 +77,11 @@ class InspectMode(InterceptMode):
     ) -> Tensor:
         """Note the layout; the result is that of the plain call."""
         layout = find_layout(output, axis, self.batch)
-        for found in (site, bias_site):
-            if found is not None:
-                self.uses[found.index].functions.append(self._function)
-                self.uses[found.index].layouts.add(layout)
-                self.uses[found.index].shapes.add((output.shape, axis))
+        for part in (site, bias_site):
+            if part is not None:
+                self.uses[part.index].functions.append(self._function)
+                self.uses[part.index].layouts.add(layout)
+                self.uses[part.index].shapes.add((output.shape, axis))
         result = output if bias is None else output + place(bias, output, axis, None)
         if site is not None:
             self._latest = site.index, result
@@ -113,7 +113,7 @@ class MarkMode(InterceptMode):
         """The plain call's result, marked if the target takes part in it."""
         if bias is not None:
             output = output + place(bias, output, axis, None)
-        if self.index not in [found.index for found in (site, bias_site) if found is not None]:
+        if self.index not in [part.index for part in (site, bias_site) if part is not None]:
             return output
         samples = unfold(output.clone(), self.layout, self.batch)
         samples.select(self.layout.axis + (self.layout.order == "minor"), 1).fill_(float("nan"))

@@ -89,9 +89,9 @@ class GateMode(InterceptMode):
         bias_site: Site | None,
     ) -> Tensor:
         """``gate_w * output + gate_b * bias``, each sample with its own gates."""
-        for found in (site, bias_site):
-            if found is not None:
-                self._note(found.index)
+        for part in (site, bias_site):
+            if part is not None:
+                self._note(part.index)
         layout = position = None
         if self.batch is not None:
             layout = (site or bias_site).layout  # type: ignore[union-attr]

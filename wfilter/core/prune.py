@@ -241,17 +241,17 @@ def _take(module: nn.Module, source: nn.Module) -> None:
             mine[key] = value
 
 
-def _left(found: Cutting, refused: dict[int, str], heads: list[Heads]) -> Iterator[Left]:
+def _left(cutting: Cutting, refused: dict[int, str], heads: list[Heads]) -> Iterator[Left]:
     """Closed units that stayed, counted by weight and reason."""
-    reasons = {**found.kept, **refused}
-    for name, weight in found.weights.items():
+    reasons = {**cutting.kept, **refused}
+    for name, weight in cutting.weights.items():
         closed = (weight == 0).flatten(1).all(1)
         for gone in (each for each in heads if each.name == name):
             closed &= gone.rows(len(weight) // 3).repeat(3)
-        labels = found.coupling.label[found.coupling.outputs[name]][closed].tolist()
+        labels = cutting.coupling.label[cutting.coupling.outputs[name]][closed].tolist()
         counts: dict[str, int] = {}
         for label in labels:
-            if label in refused or label not in found.gone:
+            if label in refused or label not in cutting.gone:
                 why = reasons.get(label, "no layer that can be cut reads it")
                 counts[why] = counts.get(why, 0) + 1
         yield from (Left(name, units, why) for why, units in counts.items())

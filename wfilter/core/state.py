@@ -73,9 +73,9 @@ class Snapshot:
                 self._keep(value, depth + 1)
 
 
-def _same(found: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    same_keys = found.keys() == before.keys()
-    return same_keys and all(map(is_, map(found.get, before), before.values()))
+def _same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    same_keys = now.keys() == before.keys()
+    return same_keys and all(map(is_, map(now.get, before), before.values()))
 
 
 @contextmanager
@@ -117,26 +117,26 @@ def _equal(now: Tensor, before: Tensor) -> bool:
     return torch.equal(gaps, before.isnan()) and torch.equal(now[~gaps], before[~gaps])
 
 
-def _undo_list(found: list[Any]) -> Callable[[], bool]:
-    before = list(found)
+def _undo_list(values: list[Any]) -> Callable[[], bool]:
+    before = list(values)
 
     def undo() -> bool:
-        same = len(found) == len(before) and all(map(is_, found, before))
+        same = len(values) == len(before) and all(map(is_, values, before))
         if not same:
-            found[:] = before
+            values[:] = before
         return not same
 
     return undo
 
 
-def _undo_set(found: set[Any]) -> Callable[[], bool]:
-    before = set(found)
+def _undo_set(values: set[Any]) -> Callable[[], bool]:
+    before = set(values)
 
     def undo() -> bool:
-        same = found == before
+        same = values == before
         if not same:
-            found.clear()
-            found.update(before)
+            values.clear()
+            values.update(before)
         return not same
 
     return undo

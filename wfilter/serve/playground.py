@@ -163,11 +163,11 @@ def samples(engine: Engine) -> list[dict[str, Any]]:
     own = (images.labels == torch.arange(images.num_classes)[:, None]).int()
     rows = own.argsort(dim=1, descending=True, stable=True)
     index = rows[:, :3].t().flatten()[:MOST_SAMPLES]
-    found = []
+    shown = []
     for row in index.tolist():
         pixels = images.images[torch.tensor([row])][0].permute(1, 2, 0).squeeze(-1).numpy()
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "PNG")
         text = base64.b64encode(buffer.getvalue()).decode()
-        found.append({"image": text, "label": images.class_names[int(images.labels[row])]})
-    return found
+        shown.append({"image": text, "label": images.class_names[int(images.labels[row])]})
+    return shown

@@ -66,22 +66,22 @@ def parse_line(line: str) -> HashedToken:
         ...
         ValueError: is no hashed token. Make one with wfilter token and paste its 'scrypt:...' line.
     """
-    found = _LINE.fullmatch(line)
-    if found is None:
+    parts = _LINE.fullmatch(line)
+    if parts is None:
         kind = "a token in plain text: revoke it" if _TOKEN.fullmatch(line) else "no hashed token"
         raise ValueError(f"is {kind}. Make one with wfilter token and paste its 'scrypt:...' line.")
-    n, r, p = (int(found.group(i)) for i in (1, 2, 3))
+    n, r, p = (int(parts.group(i)) for i in (1, 2, 3))
     # The limits keep a mistyped line from taking gigabytes, or from being worth little.
     if n.bit_count() != 1 or not (2**12 <= n <= 2**16 and 8 <= r <= 16 and 1 <= p <= 4):
         raise ValueError("has scrypt settings out of range. Make one with wfilter token.")
-    salt, digest = (bytes.fromhex(found.group(i)) for i in (5, 6))
-    return HashedToken(line, found.group(4), n, r, p, salt, digest)
+    salt, digest = (bytes.fromhex(parts.group(i)) for i in (5, 6))
+    return HashedToken(line, parts.group(4), n, r, p, salt, digest)
 
 
 def token_id(token: str) -> str | None:
     """The part of a token that is no secret, or nothing if it is no token of ours."""
-    found = _TOKEN.fullmatch(token)
-    return found.group(1) if found else None
+    parts = _TOKEN.fullmatch(token)
+    return parts.group(1) if parts else None
 
 
 class Remembered:

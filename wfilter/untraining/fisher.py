@@ -84,12 +84,12 @@ def information(
             "images (fisher_images) or fewer targets.",
             stacklevel=2,
         )
-    found = (part * free for part in roots(wf, map(read, batches), draws, generator))
+    weighted = (part * free for part in roots(wf, map(read, batches), draws, generator))
     if not whole:
-        kept = torch.cat([*found])
+        kept = torch.cat([*weighted])
         return Information(kept.div_(math.sqrt(len(kept))), whole)
     total = wf.alphas.new_zeros(len(free), len(free))
-    for part in found:
+    for part in weighted:
         total.addmm_(part.T, part)
     return Information(total.div_(draws * count), whole)
 
@@ -110,10 +110,10 @@ def roots(
         with torch.enable_grad():
             logits = logits_of(wf.run_gated(images, gates))
         chance = logits.detach().softmax(1)
-        found = []
+        by_draw = []
         for draw in range(draws):
             noise = torch.randn(logits.shape, generator=generator).to(chance) * chance.sqrt()
             root = noise - chance * noise.sum(1, keepdim=True)  # covariance diag(p) - p p'
             keep = draw + 1 < draws
-            found.append(torch.autograd.grad(logits, gates, root, retain_graph=keep)[0])
-        yield torch.cat(found)
+            by_draw.append(torch.autograd.grad(logits, gates, root, retain_graph=keep)[0])
+        yield torch.cat(by_draw)

@@ -150,11 +150,11 @@ def _refuse_feature_rows(wf: FilteredModel) -> None:
 
 def _refuse_options(recipe: Recipe, options: Mapping[str, object]) -> None:
     """A recipe that is solved in one go has no use for what steers steps."""
-    given = [name for name, value in options.items() if value]
+    asked = [name for name, value in options.items() if value]
     if processes()[1] > 1:
-        given.append("more than one process")
-    if given:
+        asked.append("more than one process")
+    if asked:
         raise ValueError(
-            f"{given[0]} has no meaning for recipe {recipe.name!r}, which takes no steps. Leave it "
+            f"{asked[0]} has no meaning for recipe {recipe.name!r}, which takes no steps. Leave it "
             "out, or use another recipe."
         )

@@ -117,16 +117,16 @@ class Rounds:
         plain = not (self.amp or self.compile) and is_watchable(self.wf, first)
         if self.head is None or self.instant is not None or not plain:
             return self.kept.fill(sizes)
-        watch, found = Watch(), list[Tensor]()
+        watch, features = Watch(), list[Tensor]()
 
         def note(count: int) -> None:
             assert watch.latest is not None
-            found.append(watch.latest[:count].detach().float().cpu())
+            features.append(watch.latest[:count].detach().float().cpu())
 
         layer = self.wf.base.get_submodule(self.head.name.rpartition(".")[0])
         with watch.on(layer):
             base = self.kept.fill(sizes, note)
-        self.instant = Instant(self.wf, self.sample, self.head, torch.cat(found))
+        self.instant = Instant(self.wf, self.sample, self.head, torch.cat(features))
         return base
 
     # ---- rounds and steps ---------------------------------------------------------------------
@@ -286,15 +286,15 @@ class Rounds:
     @torch.no_grad()
     def _look_at_rows(self, record: Record) -> None:
         """Judge all rows; keep of each the best alphas that this stage has seen."""
-        found = self.judgement()
-        scores = found.scores(self.recipe)
-        record.validation = found.score(self.recipe)
+        judgement = self.judgement()
+        scores = judgement.scores(self.recipe)
+        record.validation = judgement.score(self.recipe)
         if self.best is None:
             self.best, self.more["scores"] = self.wf.alphas.detach().clone(), scores
         better = scores <= self.more["scores"]  # of equals the later one: it had more steps
         self.best[better.to(self.device)] = self.wf.alphas.detach()[better.to(self.device)]
         self.more["scores"] = torch.where(better, scores, self.more["scores"])
-        self.latest = found if torch.equal(self.best, self.wf.alphas) else None
+        self.latest = judgement if torch.equal(self.best, self.wf.alphas) else None
 
     @torch.no_grad()
     def judgement_of_best(self) -> Judgement:

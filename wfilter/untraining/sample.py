@@ -131,7 +131,7 @@ def _from_batches(
     """The first images of each class that come by; stops reading once all classes are full."""
     torch.manual_seed(seed * 1_000_003)  # loaders shuffle by the global RNG
     room = torch.full((wf.num_classes,), per_class)
-    found: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for batch in read_batches(data):
         images, labels = split_batch(batch)
         base = (
@@ -141,18 +141,18 @@ def _from_batches(
         earlier = (rows[:, None] == rows[None]).tril(-1).sum(1)  # of the same class in this batch
         new = earlier < room[rows]
         room = (room - torch.bincount(rows[new], minlength=len(room))).clamp(min=0)
-        found.append((images[new], rows[new], None if labels is None else labels[new]))
-        if not bool(room.any()) or sum(part[0].nbytes for part in found) > MOST_BYTES:
+        parts.append((images[new], rows[new], None if labels is None else labels[new]))
+        if not bool(room.any()) or sum(part[0].nbytes for part in parts) > MOST_BYTES:
             break
-    if not sum(len(part[1]) for part in found):
+    if not sum(len(part[1]) for part in parts):
         raise ValueError("train has no batches. Check the data and drop_last.")
-    known = [labels for _, _, labels in found if labels is not None]
-    if known and len(known) < len(found):
+    known = [labels for _, _, labels in parts if labels is not None]
+    if known and len(known) < len(parts):
         raise ValueError("some batches have labels and some have none. Give all or none.")
-    images = torch.cat([part[0] for part in found])
+    images = torch.cat([part[0] for part in parts])
     return (
         images.__getitem__,
-        torch.cat([part[1] for part in found]),
+        torch.cat([part[1] for part in parts]),
         torch.cat(known) if known else None,
     )
 

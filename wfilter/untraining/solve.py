@@ -250,10 +250,10 @@ def solve(
     _refuse_bare_rows(everything, wf)
     for number, (first, last) in enumerate(_parts(len(everything.row), *wf.alphas.shape)):
         shown = everything.of_rows(first, last)
-        found = [gradients(wf, read(i), row) for i, row in _batches(shown, device)]
-        gradient = torch.cat([gradient * free for gradient, _ in found])
+        by_batch = [gradients(wf, read(i), row) for i, row in _batches(shown, device)]
+        gradient = torch.cat([gradient * free for gradient, _ in by_batch])
         # Below all others together by the margin, and by no less where it has no lead to lose.
-        fall = torch.cat([lead for _, lead in found]).clamp(min=0) + recipe.margin
+        fall = torch.cat([lead for _, lead in by_batch]).clamp(min=0) + recipe.margin
         row = (shown.row - first).to(device)
         closed, cost = closings(gradient, fall, row, information, last - first, **weights)
         if not bool(closed.isfinite().all()):

@@ -63,10 +63,12 @@ def serve(
         from wfilter.cli import serving
     except ModuleNotFoundError as error:
         raise ValueError(f"{error}. Run: pip install 'wfilter[serve]'") from None
-    given = serving.Given(filters, policy, playground, engine, replicas, batch_size, batch_wait,
-                          audit, audit_failure, model, weights, size)  # fmt: skip
+    options = serving.ServeOptions(
+        filters, policy, playground, engine, replicas, batch_size, batch_wait,
+        audit, audit_failure, model, weights, size,
+    )  # fmt: skip
     output = Output(quiet, as_json)
-    with serving.served(given, host, port, metrics_port) as facts:
-        output.result(serving.greeting(facts), facts)
+    with serving.served(options, host, port, metrics_port) as place:
+        output.result(serving.greeting(place), place)
         serving.wait()
     output.note("stopped.")
