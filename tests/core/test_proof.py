@@ -280,6 +280,35 @@ def test_state_is_put_back_after_an_error():
     assert_same_state(model, before)
 
 
+def from_size(size):
+    """Runs batches of this size and more in the opposite order."""
+
+    def odd(model, x):
+        order = torch.arange(len(x))
+        order = order.flip(0) if len(x) >= size else order
+        return model.body(x[order])[order]
+
+    return odd
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 8, 9])
+def test_a_layout_that_depends_on_the_size_of_the_batch_is_right(size):
+    check(from_size(size), images(6, 3, 8, 8))
+
+
+# ---- what has no values, or no batch ------------------------------------------------------------
+
+
+def test_models_without_values_and_images_without_a_batch_are_refused_in_words(x):
+    lazy = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3))
+    for model in (lazy, nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).to("meta")):
+        with pytest.raises(ValueError, match="has parameters without values"):
+            wfilter.apply_weight_filtering(model, example_input=x)
+    wf = check(lambda m, x: m.body(x), x)
+    with pytest.raises(ValueError, match=r"that of a single one\. Pass a batch: image\[None\]"):
+        wf(x[0], forget=1)
+
+
 # ---- axes, what vmap cannot run ------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from wfilter.core.filters import MARK, Mark, is_marked, unmark
 from wfilter.core.forgetting import refuse_inside
@@ -160,6 +161,11 @@ def _refuse_filtered_or_compiled(model: nn.Module) -> None:
         raise RuntimeError(
             "a part of this model is already compiled, and filters attached now would be ignored. "
             "Apply weight filtering first, then compile: wf.compile()."
+        )
+    if any(is_lazy(parameter) or parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"this {type(model).__name__} has parameters without values (lazy modules, or the meta "
+            "device). Run it once on a batch, or load its weights, then apply weight filtering."
         )
     if any(_is_packed(module) for module in model.modules()):
         raise ValueError(

@@ -6,8 +6,8 @@ numbers before it is used. One that fails gives way to the next slower one; a mo
 is right is refused, with the cause (``refusing.py``).
 
 Nearly all of the cost are forwards, so there are eight small ones: four samples alone, of which the
-first has open gates and is the base model; two mixed batches in opposite orders, which no sorting
-survives; one row for all; and the base model once more.
+first has open gates and is the base model; two mixed batches of other orders and sizes, which no
+sorting survives; one row for all; and the base model once more.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from wfilter.core.nearness import Near
 from wfilter.core.oracle import gateable, run_by_hand
 from wfilter.core.outputs import Inputs, take_apart
 from wfilter.core.paths import run_path
+from wfilter.core.refusals import refuse_single_image
 from wfilter.core.refusing import Unproved, explain, refuse_company, run_from
 from wfilter.core.state import Snapshot, kept
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
 SAMPLES = 4  # other than the marked batch's number
+# The samples in another order, and more of them: some models lay out larger batches differently.
+AGAIN = (3, 2, 1, 0, 2, 0, 3, 1, 0)
 
 
 @torch.no_grad()
@@ -65,6 +68,7 @@ def inspect_again(wf: FilteredModel, inputs: Inputs) -> Inspection:
     except Exception:  # some models cannot be copied; all is put back afterwards
         trial = wf
     with running():
+        refuse_single_image(wf.known.latest.key, inputs)
         inspection = inspect(trial.base, wf.targets, inputs)
     for target, finding in zip(wf.targets, inspection.findings):
         if finding.by == "unused":
@@ -179,7 +183,7 @@ def _fault(trial: _Trial, candidate: Inspection) -> str | None:
 def _difference(trial: _Trial, axes: Sequence[int | None]) -> str | None:
     """Every forward but the first runs on what those before it have left behind, as in use."""
     wf, batch, gates, near = trial.wf, trial.batch, trial.gates, trial.near
-    for order in (torch.arange(SAMPLES), torch.arange(SAMPLES).flip(0)):
+    for order in (torch.arange(SAMPLES), torch.tensor(AGAIN)):
         mixed = run_path(wf, batch.of_samples(order), gates[order])
         if not near.alike(_tensors(mixed), [trial.alone[i] for i in order.tolist()], axes):
             return "differs"
