@@ -198,20 +198,38 @@ def write_table(lines: Path, dataset: str) -> None:
         f"    {command}" for command in dict.fromkeys(x["command"] for x in stored)
     )
     classes = ", ".join(map(whole.name_of, whole.classes))
+    measured = {method: {x["class"] for x in stored if x["method"] == method}
+                for method in whole.methods}  # fmt: skip
     head = HEAD.format(
-        dataset=dataset, network=stored[0]["network"], commands=commands, classes=classes
-    )
-    text = head + Audit(whole).to_markdown() + where_we_lose(whole) + PUBLISHED[dataset]
+        dataset=dataset, network=stored[0]["network"], commands=commands, classes=classes,
+        fewer=on_fewer_classes(measured, whole),
+    )  # fmt: skip
+    text = head + Audit(whole).to_markdown() + where_we_lose(whole, measured) + PUBLISHED[dataset]
     lines.with_suffix(".md").write_text(text)
 
 
-def where_we_lose(report: Report) -> str:
+def on_fewer_classes(measured: dict[str, set[int]], report: Report) -> str:
+    """A sentence on the methods whose means are of fewer classes than the others'."""
+    fewer = [
+        f"{method} ({', '.join(report.name_of(row) for row in sorted(classes))})"
+        for method, classes in measured.items()
+        if classes != {*report.classes}
+    ]
+    if not fewer:
+        return ""
+    return (
+        f"\n**Measured on fewer classes: {', '.join(fewer)}.** Their means are of these alone; set "
+        "them beside the verdicts of the same classes, not beside the other means.\n"
+    )
+
+
+def where_we_lose(report: Report, measured: dict[str, set[int]]) -> str:
     """Every column with a direction in which another method, on the same classes, beats ours."""
-    parts = [lost_by(report, name) for name in OURS if name in report.methods]
+    parts = [lost_by(report, name, measured) for name in OURS if name in report.methods]
     return "\n".join(["", *parts])
 
 
-def lost_by(report: Report, ours_name: str) -> str:
+def lost_by(report: Report, ours_name: str, measured: dict[str, set[int]]) -> str:
     lost = []
     for column in report.columns:
         ours = report.value(ours_name, column.name)
@@ -223,6 +241,7 @@ def lost_by(report: Report, ours_name: str) -> str:
             f"{method} ({number(value, column.kind)})"
             for method, value in others.items()
             if value is not None and method not in ("original", "random network", *OURS)
+            if measured[method] == measured[ours_name]
             if sign * (value - ours) > 0
         ]
         if better:
@@ -239,7 +258,7 @@ images, not over trainings. Made by
 {commands}
 
 from the lines of the `.jsonl` beside this file.
-
+{fewer}
 """
 PUBLISHED = {
     "mnist": "",

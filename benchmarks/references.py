@@ -58,7 +58,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "digits": {"model": "cnn-digits", "data": "digits", "epochs": 8, "batch_size": 64, "pad": 1},
     "mnist": {"model": "cnn-mnist", "data": "mnist", "epochs": 6, "bfloat16": True},
     "cifar10": {
-        **{"model": "cnn_small-cifar", "data": "cifar10", "epochs": 16, "half": 6},
+        **{"model": "cnn_small-cifar", "data": "cifar10", "epochs": 24, "half": 6},
         **{"batch_size": 256, "lr": 0.2, "smoothing": 0.1, "flip": "alternate", "whiten": True},
         "bfloat16": True,
     },
