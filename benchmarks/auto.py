@@ -150,7 +150,8 @@ def table() -> str:
             f"{x['closed']:.1f} | {x['cpu_seconds']:.0f} ({x['pass_seconds']:.0f}) | {x['stage']} "
             f"| {'yes' if x['met'] == 'met' else 'no'} | {'yes' if keeps_the_bar(x) else 'no'} |\n"
         )
-    return head
+    missing = [name for name in PROBLEMS if name not in {x["problem"] for x in latest()}]
+    return head + (f"\nNot run yet: {', '.join(missing)}.\n" if missing else "")
 
 
 def main() -> None:
