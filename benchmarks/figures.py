@@ -135,20 +135,17 @@ def shown(points: Points) -> str:
 
 
 def tenants_plot(lines: list[dict[str, Any]], path: Path) -> Path:
-    """Time and memory of three servers against the number of tenants."""
-    with drawing(path, WIDTH, 5.4, rows=2, sharex=True) as (figure, (time, memory)):
+    """Computing and memory of three servers against the number of tenants."""
+    with drawing(path, WIDTH, 5.4, rows=2, sharex=True) as (figure, (computing, memory)):
         for server, (label, colour, shape) in SERVERS.items():
             mine = sorted((x for x in lines if x["server"] == server), key=lambda x: x["tenants"])
-            style = {"color": colour, "marker": shape, "ms": 7, "lw": 2}
-            low, middle, high = zip(*(quartiles(x["seconds_over_ours"]) for x in mine))
-            spread = [[m - v for m, v in zip(middle, low)], [v - m for m, v in zip(middle, high)]]
             counts = [x["tenants"] for x in mine]
-            time.errorbar(counts, middle, yerr=spread, capsize=3, label=label, **style)
+            style = {"color": colour, "marker": shape, "ms": 7, "lw": 2}
+            computing.plot(counts, [x["cpu_ms"] for x in mine], label=label, **style)
             memory.plot(counts, [x["memory_mib"] for x in mine], **style)
-        time.set(ylabel="time of a request, ours = 1")
-        memory.set(ylabel="memory of a replica, MiB")
-        memory.set_xlabel("tenants")
-        for axes in (time, memory):
+        computing.set(ylabel="a request, CPU ms")
+        memory.set(ylabel="a replica, MiB", xlabel="tenants")
+        for axes in (computing, memory):
             axes.set(xscale="log")
             axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
             axes.set_xticks(counts, [str(count) for count in counts])
@@ -156,11 +153,6 @@ def tenants_plot(lines: list[dict[str, Any]], path: Path) -> Path:
             axes.grid(alpha=0.25)
         figure.legend(loc="outside lower center", fontsize=10)
     return path
-
-
-def quartiles(ratio: float | list[float]) -> list[float]:
-    """Older lines have the median alone."""
-    return ratio if isinstance(ratio, list) else [ratio] * 3
 
 
 def in_dark(path: Path) -> Path:
