@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import digits
 import wfilter
+from helpers import rerouted
 from wfilter import Budget, baselines, metrics
 from wfilter.data.reading import as_batches, take
 from wfilter.evaluation.run import evaluate, make_problem, report_on
@@ -236,6 +237,14 @@ def test_cost_counts_what_must_be_stored_beside_the_original(wf, test):
     assert report.value("wfilter", "s/class") == 2
     assert report.value("wfilter", "s, all") == 20
     assert report.value("shifted", "s/class") is None
+
+
+def test_cost_counts_feature_rows_too():
+    wf, images = rerouted()
+    labels = torch.arange(4) % wf.num_classes
+    report = wfilter.evaluate(wf, [(images, labels)], classes=[1], metrics="cost")
+    rows = sum(tensor.numel() for tensor in wf.feature_rows.buffers())
+    assert report.value("wfilter", "stored") == wf.alphas.numel() + rows > wf.alphas.numel()
 
 
 def test_every_metric_has_numbers_and_nothing_is_left_changed(wf, test, train):

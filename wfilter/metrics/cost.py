@@ -22,8 +22,8 @@ def _columns(problem: Problem) -> list[Column]:
     number = problem.num_classes
     every = f"Seconds for all {number} classes; for methods of one class the mean times {number}."
     stored = (
-        f"Numbers stored beside the original to serve all {number} classes: alphas, or every "
-        "changed tensor."
+        f"Numbers stored beside the original to serve all {number} classes: alphas and "
+        "feature rows, or every changed tensor."
     )
     switch = "Milliseconds to change the class: new gates, or a copy of the changed tensors."
     return [
@@ -41,15 +41,15 @@ def measure_cost(method: Method, problem: Problem) -> Measured:
 
     def number(row: int) -> dict[str, float | None]:
         if method.filtered is not None:
-            alphas = method.filtered.alphas
-            stored, size = alphas.numel(), alphas.numel() * alphas.element_size()
-            wanted = torch.tensor([row])
-            filtered = method.filtered
-            switch = _milliseconds(lambda: filtered.gates(wanted), alphas)
+            filtered, wanted = method.filtered, torch.tensor([row])
+            rows = filtered.feature_rows
+            own = [filtered.alphas, *(rows.buffers() if rows is not None else ())]
+            stored, size = _numbers(own), _bytes(own)
+            switch = _milliseconds(lambda: filtered.gates(wanted), filtered.alphas)
         else:
             own = changed_tensors(method.model(row), problem.base)
-            stored = sum(tensor.numel() for tensor in own) * problem.num_classes
-            size = sum(t.numel() * t.element_size() for t in own) * problem.num_classes
+            stored = _numbers(own) * problem.num_classes
+            size = _bytes(own) * problem.num_classes
             served = [torch.empty_like(tensor) for tensor in own]
             switch = _milliseconds(lambda: _copy(own, served), *own[:1])
         costs: dict[str, float | None] = {"stored": stored, "MB": size / 1e6, "switch ms": switch}
@@ -59,6 +59,14 @@ def measure_cost(method: Method, problem: Problem) -> Measured:
         return costs
 
     return by_class(method, number)
+
+
+def _numbers(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def changed_tensors(model: nn.Module, base: nn.Module) -> list[Tensor]:
