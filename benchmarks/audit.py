@@ -169,15 +169,23 @@ class Runs:
 
 
 def latest(reports: list[Report]) -> list[Report]:
-    """The reports without the columns that a later one measured again, for all methods alike."""
+    """The reports, each of one method and class, without what a later one measured again.
+
+    A column that is defined otherwise today goes for all methods alike.
+    """
     kept: list[Report] = []
     defined: dict[str, Any] = {}
+    seen: set[tuple[Any, ...]] = set()
     for report in reversed(reports):
         for column in report.columns:
             defined.setdefault(column.name, column)
-        same = {c.name for c in report.columns if defined[c.name] == c}
-        rows = {m: {n: c for n, c in row.items() if n in same} for m, row in report.rows.items()}
-        columns = tuple(c for c in report.columns if c.name in same)
+        measured = {c.name: (*report.rows, *report.classes, c.name) for c in report.columns}
+        names = {
+            c.name for c in report.columns if defined[c.name] == c and measured[c.name] not in seen
+        }
+        seen |= {*measured.values()}
+        rows = {m: {n: c for n, c in row.items() if n in names} for m, row in report.rows.items()}
+        columns = tuple(c for c in report.columns if c.name in names)
         kept.append(replace(report, columns=columns, rows=rows))
     return kept[::-1]
 
