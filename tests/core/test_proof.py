@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 
 import wfilter
-from helpers import CLASSES, apply, assert_same_state, close, images, randomise, snapshot
+from helpers import (
+    CLASSES,
+    apply,
+    assert_same_state,
+    close,
+    family,
+    images,
+    randomise,
+    snapshot,
+)
 from wfilter.core.state import kept
 
 LABELS = torch.tensor([3, -1, 0, 1, 2, 3])
@@ -152,6 +161,10 @@ def test_mixing_at_another_image_size_is_refused_when_that_size_comes(x):
         wf(images(2, 3, 12, 12), forget=1)
 
 
+class Own(torch.Tensor):
+    """Somebody's kind of tensor."""
+
+
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x @ weight.t()
 
@@ -162,8 +175,9 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         lambda weight: nn.Parameter(weight),
         lambda weight: weight.detach().numpy(),
         lambda weight: weight.data,
+        lambda weight: weight.as_subclass(Own).as_subclass(torch.Tensor),
     ],
-    ids=["new parameter", "numpy", "data"],
+    ids=["new parameter", "numpy", "data", "subclass"],
 )
 def test_a_weight_used_where_no_mode_sees_it_is_right_or_refused(use, x):
     def odd(model, x):
@@ -203,6 +217,16 @@ def test_a_difference_that_could_be_rounding_is_looked_at_in_float64(dtype, scri
     wfilter.apply_weight_filtering(model, targets="*", example_input=x.to(dtype))
 
 
+def test_a_model_that_amplifies_rounding_is_not_taken_for_one_that_mixes(x):
+    model = randomise(Net(lambda m, x: torch.sin(3e6 * m.body(x)))).float()
+    wf = wfilter.apply_weight_filtering(model, targets="*", example_input=x.float())
+    assert {row.path for row in wf.plan} == {"fused"}
+    model.odd = lambda m, x: torch.sin(3e6 * m.body(x)) + x.nanmean(0).sum()
+    wfilter.remove_weight_filtering(wf)
+    with pytest.raises(ValueError, match="mixes the samples"):
+        wfilter.apply_weight_filtering(model, targets="*", example_input=x.float())
+
+
 def test_the_proof_takes_few_forwards(x):
     calls = []
 
@@ -236,6 +260,22 @@ def test_a_weight_that_the_model_caches_is_refused_and_the_model_left_clean(odd,
     assert set(vars(model)) - {"store"} == before
     assert not vars(model).get("store")
     wfilter.apply_weight_filtering(model, targets="conv.*", example_input=x)
+
+
+@torch.no_grad()
+def test_attention_biases_that_levit_caches_leave_nothing_of_a_block_behind():
+    model, x = family("timm levit")
+    before = model(x)  # fills its caches
+    labels = torch.tensor([3, -1, 0, 1])
+
+    def attempt():
+        wf = apply(model, x, targets="*attention_biases")
+        close(wf(x, forget=labels), by_hand(wf, x, labels))
+        with wf.forgetting(1):
+            wf(x)
+
+    right_or_refused(attempt, "attention_biases")
+    assert torch.equal(model(x), before)
 
 
 class Reassigned(Net):

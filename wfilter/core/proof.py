@@ -51,12 +51,18 @@ def prove(wf: FilteredModel, inspection: Inspection, example: Inputs) -> Inspect
     Raises:
         ValueError: No path is right, with the cause.
     """
-    near = Near()
-    proved = _prove(wf, inspection, example, near)
-    if near.in_doubt:
-        double = _in_double(wf, example)
+    near, refusal, proved = Near(), None, inspection
+    try:
+        proved = _prove(wf, inspection, example, near)
+    except Unproved as error:
+        refusal = error
+    if near.in_doubt or refusal is not None:
+        # Deep random networks amplify rounding until it looks like mixing; float64 tells which.
+        double = None if example.images.dtype == torch.float64 else _in_double(wf, example)
         if double is not None:
-            proved = _prove(double[0], inspection, double[1], Near())
+            proved, refusal = _prove(double[0], inspection, double[1], Near()), None
+    if refusal is not None:
+        raise refusal
     wf.known.remember(proved)
     return proved
 
