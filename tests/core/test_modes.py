@@ -28,24 +28,32 @@ def test_outputs_are_scaled_in_place_only_where_nothing_needs_them(wf, x, forget
 
 
 class Split(nn.Module):
-    """Runs its batch in parts of eight."""
+    """Runs its batch in parts."""
 
-    def __init__(self, model):
+    def __init__(self, model, size):
         super().__init__()
-        self.model = model
+        self.model, self.size = model, size
 
     def forward(self, x):
-        return torch.cat([self.model(part) for part in x.split(8)])
+        return torch.cat([self.model(part) for part in x.split(self.size)])
 
 
 @pytest.mark.parametrize("name", ["cnn", "batch-major windows", "batch-minor windows"])
 @torch.no_grad()
 def test_model_that_splits_large_batches_is_right_below_and_refused_above(name):
-    wf = apply(Split(tiny(name)), images(1, 3, 8, 8), targets="model.[!h]*")
-    x, labels = images(8, 3, 8, 8), torch.arange(8) % 5 - 1
+    wf = apply(Split(tiny(name), 12), images(1, 3, 8, 8), targets="model.[!h]*")
+    x, labels = images(12, 3, 8, 8), torch.arange(12) % 5 - 1
     close(wf(x, forget=labels), reference.logits(wf, x, labels))
-    with pytest.raises(RuntimeError, match=r"entries for 16 samples, where the inspection saw \d"):
+    with pytest.raises(RuntimeError, match=r"entries for 24 samples, where the inspection saw \d"):
         wf(torch.cat([x, x]), forget=torch.cat([labels, labels]))
+
+
+@pytest.mark.parametrize("name", ["cnn", "batch-major windows", "batch-minor windows"])
+@torch.no_grad()
+def test_model_that_splits_a_batch_of_the_proof_is_right_in_every_batch(name):
+    wf = apply(Split(tiny(name), 8), images(1, 3, 8, 8), targets="model.[!h]*")
+    x, labels = images(20, 3, 8, 8), torch.arange(20) % 5 - 1
+    close(wf(x, forget=labels), reference.logits(wf, x, labels))
 
 
 class Counted(TorchDispatchMode):
