@@ -1,0 +1,27 @@
+"""The benchmark of the default: what it measures where classes are many and images few."""
+
+import torch
+
+import auto
+import wfilter
+from wfilter import data
+
+
+def test_classes_without_a_test_image_are_left_out_of_the_figures():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 30)
+    ).eval()
+    wf = wfilter.apply_weight_filtering(model, targets="1.*")
+    pixels = torch.randint(0, 256, (60, 3, 2, 2), dtype=torch.uint8)
+    test = data.ImageSet("drawn", pixels, torch.arange(60) % 20, tuple(map(str, range(30))))
+    found = auto.measure(wf, test)
+    assert wf.num_classes > auto.FEW_ROWS
+    assert all(0 <= value <= 100 for value in found.values())
+
+
+def test_a_row_counts_with_the_halves_it_has_images_for():
+    labels, forget = torch.tensor([0, 0, 1]), torch.tensor([0, 2, 1])
+    retain, known = auto.both_halves(torch.tensor([0, 0, 2]), labels, forget)
+    assert retain.by_row == {2: 1.0}
+    assert known.by_row == {0: 1.0, 1: 0.0}
