@@ -67,12 +67,12 @@ def mobilenet(stride: int = 1) -> nn.Module:
     )
 
 
-def convnext(patch: int = 1) -> nn.Module:
+def convnext() -> nn.Module:
     import timm
 
     return timm.create_model(
         "convnext_atto", in_chans=1, num_classes=10, depths=(1, 1, 1, 1), dims=(16, 24, 48, 96),
-        patch_size=patch,
+        patch_size=1,
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ SMALL = {
     "mobilenet-digits": Small(mobilenet),
     "convnext-digits": Small(convnext, epochs=25),
     "mobilenet-mnist": Small(lambda: mobilenet(2), "mnist", 3, 10_000),
-    "convnext-mnist": Small(lambda: convnext(2), "mnist", 3, 10_000),
+    "convnext-mnist": Small(convnext, "mnist", 3, 10_000),
 }
 # CIFAR-10's first two come with the data; the others are made by `references.py`.
 STORED = (

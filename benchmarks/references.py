@@ -231,7 +231,7 @@ def describe(
         "test_images": int(seen.sum()),
         "seconds": round(seconds, 1),
         "settings": plain(vars(args)),
-        "command": " ".join(["python", *sys.argv]),
+        "command": told_command(),
         "seed": args.seed,
         "commit": code,
         "environment": {
@@ -241,6 +241,12 @@ def describe(
             "machine": platform.machine(),
         },
     }
+
+
+def told_command() -> str:
+    """The command that was given; the data folder, which is elsewhere for others, by its name."""
+    command, root = " ".join(["python", *sys.argv]), os.environ.get("WFILTER_DATA")
+    return command.replace(root, "$WFILTER_DATA") if root else command
 
 
 def store(log: Path, name: str, make: Callable[[list[dict[str, Any]]], str]) -> None:

@@ -1,8 +1,10 @@
 """The benchmark of the default: what it measures where classes are many and images few."""
 
+import pytest
 import torch
 
 import auto
+import problems
 import wfilter
 from wfilter import data
 
@@ -25,3 +27,10 @@ def test_a_row_counts_with_the_halves_it_has_images_for():
     retain, known = auto.both_halves(torch.tensor([0, 0, 2]), labels, forget)
     assert retain.by_row == {2: 1.0}
     assert known.by_row == {0: 1.0, 1: 0.0}
+
+
+@pytest.mark.parametrize("name", problems.SMALL)
+def test_a_network_trained_on_the_spot_takes_the_images_of_its_dataset(name):
+    small = problems.SMALL[name]
+    size = {"digits": 8, "mnist": 28}[small.dataset]
+    assert small.make().eval()(torch.zeros(2, 1, size, size)).shape == (2, 10)
