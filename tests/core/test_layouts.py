@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wfilter.core.layouts import Layout, find_layout
+from wfilter.core.layouts import Layout, find_layout, possible_layouts
 
 
 def marked(*shape, where):
@@ -26,6 +26,11 @@ def marked(*shape, where):
 )
 def test_layout_is_where_the_marked_sample_lies(output, axis, expected):
     assert find_layout(output, axis, 5) == expected
+
+
+def test_an_empty_axis_holds_no_samples():
+    assert possible_layouts(torch.Size([0, 4, 8, 8]), -3, 5) == []
+    assert possible_layouts(torch.Size([5, 4, 8, 8]), -3, 5) == [Layout(0, "plain")]
 
 
 def test_layout_prints_what_the_plan_shows():

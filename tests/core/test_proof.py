@@ -426,6 +426,33 @@ def test_a_recurrent_network_is_right_one_sample_at_a_time(x):
         close(wf(x, forget=LABELS), by_hand(wf, x, LABELS))
 
 
+class Experts(nn.Module):
+    """Each sample goes to one of two convolutions; NaN, as in an inspection, to neither."""
+
+    def __init__(self, threshold):
+        super().__init__()
+        self.threshold = threshold
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        bright = x.mean((1, 2, 3))
+        y = x.new_zeros(len(x), 4, x.shape[2] - 2, x.shape[3] - 2)
+        for expert, chosen in (
+            (self.first, bright > self.threshold),
+            (self.second, bright <= self.threshold),
+        ):
+            y[chosen] = expert(x[chosen])
+        return self.head(y.mean((2, 3)))
+
+
+@pytest.mark.parametrize("threshold", [-100.0, 0.4, 0.5, 0.6, 100.0])
+def test_experts_to_which_an_inspection_routes_no_image_are_right(threshold, x):
+    wf = apply(randomise(Experts(threshold)), x, targets=["first.*", "second.*"])
+    with torch.no_grad():
+        close(wf(x, forget=LABELS), by_hand(wf, x, LABELS))
+
+
 # ---- training mode, gradients -------------------------------------------------------------------
 
 

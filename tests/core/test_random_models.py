@@ -104,7 +104,10 @@ def check(number):
     def law(network, targets, granularity, seed):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vmap's, of kernels without a rule
-            results[judge(network, targets, granularity, seed)] += 1
+            try:
+                results[judge(network, targets, granularity, seed)] += 1
+            except Exception as error:  # hypothesis alone does not say which network it was
+                raise AssertionError((network, targets, granularity, seed)) from error
 
     law()
     print(f"{number} networks: {results}")

@@ -26,8 +26,11 @@ class Layout:
 
 
 def possible_layouts(shape: torch.Size, axis: int, batch: int) -> list[Layout]:
-    """Every way in which an output of this shape could hold the samples before its unit axis."""
-    sizes = [(a, shape[a]) for a in range(len(shape) + axis) if shape[a] % batch == 0]
+    """Every way in which an output of this shape could hold the samples before its unit axis.
+
+    An empty axis, as of an expert to which no sample is routed, holds none.
+    """
+    sizes = [(a, shape[a]) for a in range(len(shape) + axis) if shape[a] and not shape[a] % batch]
     plain = [Layout(a, "plain") for a, size in sizes if size == batch]
     folded = [(a, size // batch) for a, size in sizes if size != batch]
     return plain + [Layout(a, order, n) for a, n in folded for order in ("major", "minor")]

@@ -110,10 +110,16 @@ class MarkMode(InterceptMode):
         bias: Tensor | None,
         bias_site: Site | None,
     ) -> Tensor:
-        """The plain call's result, marked if the target takes part in it."""
+        """The plain call's result, marked if the target takes part in it.
+
+        Images without NaN may be routed otherwise than those of the inspection, and another number
+        of entries has no sample 1 to mark.
+        """
         if bias is not None:
             output = output + place(bias, output, axis, None)
         if self.index not in [part.index for part in (site, bias_site) if part is not None]:
+            return output
+        if output.shape[self.layout.axis] != self.batch * self.layout.times:
             return output
         samples = unfold(output.clone(), self.layout, self.batch)
         samples.select(self.layout.axis + (self.layout.order == "minor"), 1).fill_(float("nan"))
