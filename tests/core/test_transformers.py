@@ -56,6 +56,28 @@ def test_untrain_evaluate_save_and_load_take_a_model_output(tmp_path):
     close(logits_of(loaded(images, forget)), logits_of(wf(images, forget)))
 
 
+def test_the_default_recipe_takes_a_model_output_and_batches_by_the_names_of_transformers():
+    torch.manual_seed(0)
+    model = huggingface.make("vit", CLASSES)
+    images, labels = torch.rand(60, 3, 16, 16), torch.arange(60) % CLASSES
+    wf = wfilter.apply_weight_filtering(model, example_input=images[:1])
+    history = wfilter.untrain(wf, [{"pixel_values": images, "labels": labels}])
+    assert len(history.rows) == CLASSES
+    assert "Acc_r" in str(history.verdict)
+
+
+def test_class_names_of_the_config_are_taken_unless_they_only_count():
+    example = torch.zeros(1, 3, 16, 16)
+    model = huggingface.make("vit", 3)
+    assert wfilter.apply_weight_filtering(model, example_input=example).class_names is None
+    model = huggingface.make("vit", 3)
+    model.config.id2label = {0: "cat", 1: "dog", 2: "cow"}
+    wf = wfilter.apply_weight_filtering(model, example_input=example)
+    assert wf.class_names == ("cat", "dog", "cow")
+    forgotten = wf(example, forget="dog")
+    assert torch.equal(forgotten.logits, wf(example, forget=1).logits)
+
+
 def test_every_family_of_the_installed_version_is_known():
     assert {*huggingface.families()} <= {*huggingface.FAMILIES, *huggingface.UNSUITABLE}
 

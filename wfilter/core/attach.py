@@ -74,7 +74,7 @@ def apply_weight_filtering(
         exclude: What not to filter, in the same words.
         granularity: ``"out"``, one gate per output unit, or ``"element"``, one per element.
         init: The alpha to start from.
-        class_names: Names that can stand for class indices.
+        class_names: Names that can stand for class indices; a model of transformers brings its own.
         example_input: A batch the model takes, where wfilter cannot guess its shape, or a dict of
             its keyword inputs.
 
@@ -97,6 +97,7 @@ def apply_weight_filtering(
     selected = chosen
     chosen, inspection = _drop_unused(selected, inspection, targets)
     rows = _count_classes(model, inspection.classes, num_classes, class_names)
+    class_names = _own_names(model, rows) if class_names is None else class_names
     if not math.isfinite(init):
         raise ValueError(f"init={init} must be finite; for gates of exactly 1 use {HARD:.0f}.")
     mark = Mark(
@@ -222,6 +223,16 @@ def _count_classes(
         if twice:
             raise ValueError(f"class_names has {twice[0]!r} more than once; names must be unique.")
     return wanted
+
+
+def _own_names(model: nn.Module, rows: int) -> list[str] | None:
+    """The class names that a model of transformers carries, unless they only count: LABEL_0."""
+    known = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(known, dict) or set(known) != set(range(rows)):
+        return None
+    names = [known[row] for row in range(rows)]
+    usable = all(isinstance(name, str) for name in names) and len(set(names)) == rows
+    return names if usable and names[0] != "LABEL_0" else None
 
 
 def _is_packed(module: nn.Module) -> bool:

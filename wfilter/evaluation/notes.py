@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wfilter.evaluation.report import Report
@@ -40,6 +40,31 @@ def weak_bar(report: Report) -> list[str]:
         f"{100 * original:.1f}: it was trained too little to be a bar, and what is compared "
         "with it says little."
     ]
+
+
+ONLY_FOR = {
+    "zrf_": "zrf",
+    "set_": "sets",
+    "relearn_": "relearn",
+    "shot": "few_shot",
+    "curve_": "curves",
+}
+"""Settings of a budget, by how their names begin, and the one metric that reads them."""
+
+
+def facts_to_show(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts without what is empty, and without budgets of metrics that were not measured.
+
+    Example:
+        >>> facts_to_show({"metrics": ["zrf"], "budget": {"zrf_draws": 3, "curve_steps": 20}})
+        {'metrics': ['zrf'], 'budget': {'zrf_draws': 3}}
+    """
+    shown = {name: value for name, value in facts.items() if value != []}
+    if "metrics" in facts and isinstance(facts.get("budget"), Mapping):
+        unused = tuple(name for name, metric in ONLY_FOR.items() if metric not in facts["metrics"])
+        spent = {k: v for k, v in facts["budget"].items() if not k.startswith(unused)}
+        shown["budget"] = spent
+    return shown
 
 
 def routing_lines(report: Report) -> list[str]:

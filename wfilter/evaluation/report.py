@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from wfilter.evaluation import joining
-from wfilter.evaluation.notes import listed, partly_measured, routing_lines, weak_bar
+from wfilter.evaluation.notes import (
+    facts_to_show,
+    listed,
+    partly_measured,
+    routing_lines,
+    weak_bar,
+)
 from wfilter.evaluation.render import Change, Comparison, Table, aligned, number, piped, plain
 from wfilter.evaluation.stored import report_fields
 from wfilter.metrics.accuracy import average_gap, routing_distance
@@ -293,7 +299,7 @@ class Report:
 
     def notes(self) -> list[str]:
         """Facts and remarks, one line each."""
-        lines = [f"{name}: {plain(value)}" for name, value in self.facts.items() if value != []]
+        lines = [f"{name}: {plain(value)}" for name, value in facts_to_show(self.facts).items()]
         return [*lines, *partly_measured(self), *weak_bar(self), *routing_lines(self)]
 
     def __str__(self) -> str:

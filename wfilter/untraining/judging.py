@@ -129,7 +129,7 @@ class Judgement:
             f"{100 * forget:.2f}, worst class {100 * worst:.1f}"
         )
         if self.changed:
-            text += f", {100 * _mean(self.changed):.1f} of doubtful images answered otherwise"
+            text += f", {100 * _mean(self.changed):.1f} % of blended images answered otherwise"
         if self.sets is not None:
             text += f", sets {100 * self.sets.retain:.1f} / {100 * self.sets.forget:.1f}"
         return text

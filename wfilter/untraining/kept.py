@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from wfilter.core.outputs import logits_of
 from wfilter.untraining.prefix import Place, Prefix, record
 from wfilter.untraining.reading import Read
 
@@ -38,9 +39,10 @@ class Kept:
     """
 
     def __init__(
-        self, forward: Callable[[Tensor, Tensor], Tensor], alphas: Tensor, read: Read, count: int
+        self, forward: Callable[[Tensor, Tensor], object], alphas: Tensor, read: Read, count: int
     ):
-        self.forward, self.alphas, self.read, self.count = forward, alphas, read, count
+        self.forward: Callable[[Tensor, Tensor], Tensor] = lambda x, f: logits_of(forward(x, f))
+        self.alphas, self.read, self.count = alphas, read, count
         self.prefixes: dict[int, Prefix] = {}  # by the number of images in a batch
         self.values: dict[Place, Tensor] = {}
         self.bytes = 0

@@ -102,9 +102,9 @@ class Rounds:
             torch.compile(self.wf) if self.compile else self.wf
         )
 
-        def logits(images: Tensor, forget: Tensor) -> Tensor:
+        def logits(images: Tensor, forget: Tensor) -> object:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-                return forward(images, forget)  # type: ignore[no-any-return]
+                return forward(images, forget)
 
         self.kept = Kept(logits, self.wf.alphas, self.sample.read, len(self.sample))
         big = self.sample.read(torch.arange(1)).numel() > 3 * 64 * 64
