@@ -7,15 +7,16 @@
 Problems are those of ``problems.py``; MNIST's networks and CIFAR-10's ViT are trained first, by
 ``references.py``. The first ``--test-images`` are run under every row (of ImageNet's under their
 own and five others), and under random sets of 2, 3 and 5 classes with and without their class:
-once as far as the first gate, from there on for each row, and the first of them as a user would, to
-see that this is the same. A JSON line a run goes to results/auto.jsonl; of two lines for one
-problem and seed the later counts.
+once as far as the first gate (or to the head, under feature rows), from there on for each row, and
+the first of them as a user would, to see that this is the same. A JSON line a run goes to
+results/auto.jsonl; of two lines for one problem and seed the later counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,10 @@ from problems import PROBLEMS, problem, targets_of
 from wfilter import data
 from wfilter.metrics.accuracy import forget_accuracy, retain_accuracy
 from wfilter.metrics.cells import RowScores
+from wfilter.untraining.instant import Instant
 from wfilter.untraining.kept import Kept
+from wfilter.untraining.reroute import plain_head
+from wfilter.untraining.sample import Sample
 
 FILE = RESULTS / "auto.jsonl"
 DEVELOPED_ON = ("cnn-digits", "mlp-digits", "vit-digits", "resnet18-cifar")
@@ -59,27 +63,44 @@ def both_halves(logits: Tensor, labels: Tensor, forget: Tensor) -> tuple[RowScor
     )
 
 
+def answers_of(
+    wf: wfilter.FilteredModel, test: data.ImageSet
+) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
+    """The base model's logits, and those of any images under rows or sets.
+
+    What no row changes is computed once: all before the head where feature rows forget.
+    """
+
+    def read(index: Tensor) -> Tensor:
+        return test.batch(index)[0]
+
+    if wf.feature_rows is None:
+        kept = Kept(wf, wf.alphas, read, len(test))
+        return kept.fill([min(BATCH, len(test))]), kept.logits
+    sample = Sample(read, test.labels, None, torch.ones(len(test), dtype=torch.bool))
+    instant = Instant.look(wf, sample, plain_head(wf, read(torch.arange(1))))
+    answer = instant.answer(wf.feature_rows)
+    return instant.base, lambda index, forget: answer(index, forget, None)
+
+
 @torch.no_grad()
 def measure(wf: wfilter.FilteredModel, test: data.ImageSet) -> dict[str, float]:
     """Acc_r, Acc_f, the worst class and sets, in per cent."""
     labels, classes = test.labels, wf.num_classes
     every, rows = torch.arange(len(test)), forgets(test.labels, classes)
-    kept = Kept(wf, wf.alphas, lambda index: test.batch(index)[0], len(test))
-    plain = kept.fill([min(BATCH, len(test))])
+    plain, answer = answers_of(wf, test)
     some = every[:BATCH]
     as_a_user = wf(test.batch(some)[0], forget=labels[some])
     scale = float(as_a_user.abs().max())
-    torch.testing.assert_close(
-        kept.logits(some, labels[some]), as_a_user, rtol=0.02, atol=0.01 * scale
-    )
-    logits = torch.cat([kept.logits(every, forget) for forget in rows.T])
+    torch.testing.assert_close(answer(some, labels[some]), as_a_user, rtol=0.02, atol=0.01 * scale)
+    logits = torch.cat([answer(every, forget) for forget in rows.T])
     retain, forget = both_halves(logits, labels.repeat(rows.shape[1]), rows.T.flatten())
     figures = {"original": 100 * wfilter.metrics.accuracy(plain, labels)}
     figures |= {"acc_r": 100 * retain.mean, "acc_f": 100 * forget.mean}
     figures |= {"worst_forget": 100 * forget.worst, "worst_retain": 100 * retain.worst}
     for size in (2, 3, 5):
         for name, own in (("r", False), ("f", True)):
-            answers = kept.logits(every, random_sets(labels, classes, size, own))
+            answers = answer(every, random_sets(labels, classes, size, own))
             figures[f"sets_{size}_{name}"] = 100 * wfilter.metrics.accuracy(answers, labels)
     return figures
 

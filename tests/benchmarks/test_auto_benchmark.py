@@ -7,6 +7,7 @@ import auto
 import problems
 import wfilter
 from wfilter import data
+from wfilter.cli.demo import example_problem
 
 
 def test_classes_without_a_test_image_are_left_out_of_the_figures():
@@ -34,3 +35,18 @@ def test_a_network_trained_on_the_spot_takes_the_images_of_its_dataset(name):
     small = problems.SMALL[name]
     size = {"digits": 8, "mnist": 28}[small.dataset]
     assert small.make().eval()(torch.zeros(2, 1, size, size)).shape == (2, 10)
+
+
+def test_figures_of_feature_rows_are_those_of_the_model_run_as_a_user_would():
+    model, train, test = example_problem(arguments=[])
+    test = test.take(torch.arange(120))
+    wf = wfilter.apply_weight_filtering(model, example_input=test.batch(torch.arange(1))[0])
+    wfilter.untrain(wf, data.batches(train, 64), recipe="reroute")
+    found = auto.measure(wf, test)
+    images, labels = test.batch(torch.arange(120))
+    with torch.no_grad():
+        logits = torch.cat([wf(images, forget=row) for row in range(10)])
+    forget = torch.arange(10).repeat_interleave(120)
+    retain = wfilter.metrics.retain_accuracy(logits, labels.repeat(10), forget)
+    assert found["acc_r"] == pytest.approx(100 * retain.mean, abs=0.2)
+    assert found["acc_f"] == 0
