@@ -23,6 +23,7 @@ from wfilter.serve.images import decode
 
 IMAGES = [png(seed) for seed in range(40)]
 ROOT = Path(__file__).parents[1]
+WITH_PARENT = (sys.executable, str(ROOT / "tests/with_parent.py"), sys.executable, "-m")
 
 
 def free_port() -> int:
@@ -76,7 +77,7 @@ class Running(Answering):
         words = ["serve", str(run), "--policy", str(self.book.path), "--port", str(self.port)]
         self.log = (folder / "server.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "wfilter", *words, "--audit", str(folder / "audit"), *options],
+            [*WITH_PARENT, "wfilter", *words, "--audit", str(folder / "audit"), *options],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdout=self.log,
             stderr=self.log,

@@ -17,6 +17,7 @@ from wfilter.data import zoo
 from wfilter.serve import tokens
 
 NAMES = tuple(f"digit-{index}" for index in range(10))
+JSON = {"content-type": "application/json"}
 CHEAP = 2**12  # scrypt's cost in tests: 10 ms
 
 
@@ -137,8 +138,10 @@ async def call(app, method, path, body=b"", headers=(), chunks=None, pause=0.0) 
         "root_path": "",
     }
     scope |= {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "extensions": {}}
-    given = {"host": "127.0.0.1:8000", **dict(headers)}
-    scope["headers"] = [(k.lower().encode(), v.encode()) for k, v in given.items()]
+    given = list(headers.items() if isinstance(headers, dict) else headers)
+    if "host" not in dict(given):
+        given.insert(0, ("host", "127.0.0.1:8000"))
+    scope["headers"] = [(k.lower().encode(), v.encode()) for k, v in given]
     status, heads, content = 0, {}, b""
 
     async def receive():
@@ -165,5 +168,5 @@ async def call(app, method, path, body=b"", headers=(), chunks=None, pause=0.0) 
 
 
 async def classify(app, token, image, **fields) -> Reply:
-    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+    headers = JSON | {"authorization": f"Bearer {token}"}
     return await call(app, "POST", "/v1/classify", as_json(image, **fields), headers)

@@ -60,3 +60,13 @@ def test_client_asks_with_a_path_or_bytes_and_is_told_why_not(serve_app, book, l
     with pytest.raises(ServerError, match="no JPEG or PNG") as refused:
         client.classify(b"text")
     assert refused.value.status == 400
+
+
+def test_date_as_retry_after_is_no_failure_of_the_client(listen):
+    from starlette.responses import JSONResponse
+
+    when = {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}
+    client = Client(listen(JSONResponse({"detail": "busy"}, 503, when)), "wf_x")
+    with pytest.raises(ServerError, match="busy") as refused:
+        client.classify(b"")
+    assert (refused.value.status, refused.value.retry_after) == (503, None)

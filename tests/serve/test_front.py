@@ -67,7 +67,7 @@ def test_proxy_without_an_answer_is_told_in_our_words(kind):
 
     outcome = contextlib.nullcontext() if kind is None else pytest.raises(kind)
     with outcome:  # uvicorn writes it to the log
-        asyncio.run(Front(proxy)({"type": "http", "headers": []}, None, send))
+        asyncio.run(Front(proxy)({"type": "http", "path": "/", "headers": []}, None, send))
     assert sent[0]["status"] == 500
     assert b"4711" not in sent[1]["body"]
 
@@ -81,6 +81,15 @@ def test_rays_own_delay_is_kept():
 def test_answers_and_our_own_refusals_pass_unchanged(status, kind):
     reply = asyncio.run(call(ray_says(status, b"whatever", kind), "GET", "/"))
     assert (reply.status, reply.body) == (status, b"whatever")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/-/routes", 404), ("/-/x", 404), ("/-/healthz", 200)]
+)
+def test_rays_own_pages_are_not_shown_but_for_its_health(path, status):
+    reply = asyncio.run(call(ray_says(200, b'{"/": "wfilter"}'), "GET", path))
+    assert reply.status == status
+    assert (b"wfilter" in reply.body) == (status == 200)
 
 
 def test_web_socket_is_closed_at_once():

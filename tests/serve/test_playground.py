@@ -9,7 +9,7 @@ import time
 import pytest
 
 from servers import NAMES, call, png
-from wfilter.serve.application import build, check
+from wfilter.serve.application import build, check, start
 from wfilter.serve.playground import closed_units, nearest_classes
 from wfilter.serve.settings import Settings
 
@@ -225,3 +225,8 @@ def test_page_never_scrolls_sideways(browser, address, width):
     assert browser.execute_script(
         "return document.documentElement.scrollWidth <= window.innerWidth + 1"
     )
+
+
+def test_server_itself_keeps_the_playground_on_this_machine():
+    with pytest.raises(ValueError, match="this machine alone"):
+        start(Settings(run="x", playground=True), host="0.0.0.0")

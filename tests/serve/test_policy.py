@@ -48,6 +48,9 @@ def test_good_policy_gives_classes_tokens_and_limits():
         (("tokens = []", f'tokens = ["{LINE}"]'), "line 9: .*in tenant 'museum' too"),
         (("burst = 3", f'tokens = ["{LINE}", "{LINE}"]'), "not valid TOML"),
         (("burst = 3", "burst = 0"), "line 5: tenant 'museum' has burst = 0"),
+        (("burst = 3", f"burst = {10**400}"), "line 5: .* 1000000000 at most"),
+        (("per_second = 0.5", "per_second = inf"), "line 10: .* = inf. .* 1000000000 at most"),
+        (("per_second = 0.5", "per_second = nan"), "line 10: .* = nan. Write a number above 0"),
         (("burst = 3", "burst = 1.5"), r"line 5: tenant 'museum' has burst = 1\.5"),
         (("= 0.5", "= inf"), "line 10: .*requests_per_second = inf"),
         (("[tenants.museum]", '[tenants.""]'), "line 2: '' is no name for a tenant"),
@@ -205,3 +208,18 @@ def test_large_policy_of_another_model_is_refused_in_seconds():
     with pytest.raises(PolicyError, match="and 2980 more"):
         parse_policy(text, NAMES)
     assert time.process_time() - began < 10
+
+
+def test_last_good_policy_stays_whatever_is_wrong_with_the_next(tmp_path, monkeypatch):
+    book = Book(tmp_path / "policy.toml", {"museum": [1]})
+    file = PolicyFile(book.path, NAMES)
+    before = file.current()
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("wfilter.serve.watch.parse_policy", fail)
+    book.forget["museum"] = []
+    book.write()
+    assert file.current() is before
+    assert file.problem == "MemoryError"

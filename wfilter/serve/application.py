@@ -118,11 +118,15 @@ def check(settings: Settings, host: str = LOOPBACK) -> None:
         )
     if not settings.playground and settings.policy is None:
         raise ValueError("no policy is given. Pass --policy FILE.toml, or --playground to try out.")
-    if settings.playground and not _is_loopback(host):
-        raise ValueError(f"--playground is for this machine alone, not --host {host}.")
+    _keep_playground_here(settings, host)
     engine = open_engine(settings)
     if settings.policy is not None:
         PolicyFile(settings.policy, engine.class_names)
+
+
+def _keep_playground_here(settings: Settings, host: str) -> None:
+    if settings.playground and not _is_loopback(host):
+        raise ValueError(f"--playground is for this machine alone, not --host {host}.")
 
 
 def _is_loopback(host: str) -> bool:
@@ -143,6 +147,7 @@ def start(
         port: Of the server.
         metrics_port: Where Prometheus may ask, on loopback; any free one by default.
     """
+    _keep_playground_here(settings, host)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     # Ray kills a proxy that is not there in 5 seconds, which a busy machine may miss.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from wfilter.serve.limits import Refusal
 
 TOP_K = 5
+MOST_VALUES = 100  # in a body that should have two
 JSON, FORM = "application/json", "multipart/form-data"
 
 
@@ -52,8 +53,11 @@ async def image_of(request: Request, most: int) -> tuple[bytes, int]:
     return _bytes_of(fields.get("image")), _number(fields.get("top_k", TOP_K), kind)
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes, most_values: int = MOST_VALUES) -> dict[str, Any]:
     """A JSON object, or a refusal."""
+    # Ten megabytes of brackets would stop the server, and everybody in it, for most of a second.
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most_values:
+        raise Refusal(400, f"the body is JSON of more than {most_values} values.")
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

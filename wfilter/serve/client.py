@@ -88,8 +88,9 @@ class Client:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:
-            wait = error.headers.get("Retry-After")
-            raise ServerError(error.code, _detail(error), float(wait) if wait else None) from None
+            wait = error.headers.get("Retry-After", "")
+            seconds = float(wait) if wait.isdecimal() else None  # a proxy may name a date instead
+            raise ServerError(error.code, _detail(error), seconds) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise ServerError(0, f"{self.url} cannot be reached: {reason}") from None

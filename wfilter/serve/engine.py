@@ -77,8 +77,10 @@ class Engine:
         sets = self.sets(forget)
         logits = self.forward(torch.stack(list(images)), sets).float()
         finite = logits.isfinite().all(1).tolist()  # one bad image must not spoil its batch
-        probabilities = logits.masked_fill(sets, -torch.inf).softmax(1)
-        values, order = probabilities.sort(dim=1, descending=True, stable=True)
+        masked = logits.masked_fill(sets, -torch.inf)
+        # By logits: a probability may round to 0, and a forgotten class would be its equal.
+        order = masked.argsort(dim=1, descending=True, stable=True)
+        values = masked.softmax(1).gather(1, order)
         allowed = (~sets).sum(1).tolist()
         return [
             self._ranked(order[row], values[row], min(k, allowed[row]))

@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from wfilter.serve.heads import bound_heads
 from wfilter.serve.limits import REFUSALS
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ ASGI = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def middlewares() -> list[Middleware]:
-    """What Ray puts around its proxy."""
+    """What Ray puts around its proxy; heads of requests are bounded from then on, too."""
     from starlette.middleware import Middleware
 
+    bound_heads()
     return [Middleware(Front)]
 
 
@@ -50,10 +52,18 @@ class Front:
             return
         scope["headers"] = [pair for pair in scope["headers"] if not _is_rays_own(pair[0])]
         words = _Words(send)
+        if _is_rays_page(scope["path"]):
+            await _refuse(send, 404)
+            return
         try:
             await self.app(scope, receive, words)
         finally:  # a replica that dies may leave its request with an exception, or with nothing
             await words.end()
+
+
+def _is_rays_page(path: str) -> bool:
+    # /-/routes lists applications; /-/healthz says no more than ours, and load balancers know it.
+    return path.startswith("/-/") and path != "/-/healthz"
 
 
 def _is_rays_own(name: bytes) -> bool:

@@ -18,6 +18,7 @@ REFUSALS = {
     500: "The server failed; its log says how.",
     503: "The server is busy or cannot log; see Retry-After.",
 }
+A_DAY = 86_400
 
 
 class Refusal(Exception):
@@ -32,7 +33,7 @@ class Refusal(Exception):
         """Of the response."""
         headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
+            headers["Retry-After"] = str(max(1, math.ceil(min(self.retry_after, A_DAY))))
         return headers
 
 

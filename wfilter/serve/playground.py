@@ -44,6 +44,7 @@ def add_playground(app: FastAPI, service: Service) -> None:
     """Add the page and what it asks for to an application."""
     engine, settings = service.engine, service.settings
     shown = samples(engine)
+    most_values = MOST_ITEMS * (len(engine.class_names) + 10)
 
     @app.get("/playground", include_in_schema=False)
     async def page(request: Request) -> HTMLResponse:
@@ -59,7 +60,8 @@ def add_playground(app: FastAPI, service: Service) -> None:
     async def classify(request: Request) -> JSONResponse:
         refuse_other_sites(request)
         with service.seats.taken("playground"):
-            asked = parse_items(parse_json(await read_body(request, settings.body_bytes)), engine)
+            body = await read_body(request, settings.body_bytes)
+            asked = parse_items(parse_json(body, most_values), engine)
             images = [await service.decoded(content) for content, _ in asked]
             work = partial(compared, engine, images, [forget for _, forget in asked])
             return JSONResponse(await service.aside(work), headers=HEADERS)

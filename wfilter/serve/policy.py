@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ else:
 from wfilter.serve.tokens import HashedToken, parse_line
 
 RATE, BURST = 50.0, 100
+MOST_REQUESTS = 10**9
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_MISTAKES = 20  # told one by one
 _KEYS = ("forget", "tokens", "requests_per_second", "burst")
@@ -206,10 +206,13 @@ class _Reader:
         value = values.get(key, default)
         kinds = int if key == "burst" else int | float
         fits = isinstance(value, kinds) and not isinstance(value, bool)
-        if fits and math.isfinite(value) and value > 0:
+        if fits and 0 < value <= MOST_REQUESTS:
             return float(value)
         kind = "whole number of 1 or more" if key == "burst" else "number above 0"
-        self.wrong(f"tenant {name!r} has {key} = {value!r}. Write a {kind}.", name, key)
+        most = f", {MOST_REQUESTS} at most" if fits and value > 0 else ""
+        self.wrong(
+            f"tenant {name!r} has {key} = {repr(value)[:40]}. Write a {kind}{most}.", name, key
+        )
         return float(default)
 
     def wrong(
@@ -248,7 +251,7 @@ def _header(line: str) -> list[str] | None:
         return None
     try:
         inner: Any = tomllib.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     path = []
     while isinstance(inner, dict) and inner:

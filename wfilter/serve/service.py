@@ -170,6 +170,7 @@ class Service:
                 return tenant
             wait = self._failures.wait(name, 1.0, WRONG_TOKENS)
             if wait:
+                self._stranger()  # counted, though told apart
                 raise Refusal(429, "too many wrong tokens. Try again later.", wait)
             if not await asyncio.to_thread(self._tokens.check, token, hashed):
                 raise self._stranger()

@@ -72,8 +72,9 @@ class PolicyFile:
             self._policy, self._seen = self._read()
         except _Changing:
             return  # the next request looks again
-        except (PolicyError, OSError) as error:
-            self._seen, self._refused = stamp, self._say(self._refused, str(error))
+        except Exception as error:  # whatever is wrong with it, the last good one must stay
+            words = str(error) or type(error).__name__
+            self._seen, self._refused = stamp, self._say(self._refused, words)
         else:
             self._refused = None
             _log.warning("policy version %s is in force", self._policy.version)
