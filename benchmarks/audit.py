@@ -81,9 +81,9 @@ class Runs:
     def __init__(self, args: argparse.Namespace, lines: Path) -> None:
         self.args, self.lines = args, lines
         self.network = args.network or NETWORKS[args.dataset]
-        facts = vars(zoo.input_facts(f"wfilter:{self.network}"))
-        self.train = data.load(args.dataset, "train", **facts)
-        self.test = data.load(args.dataset, "test", **facts)
+        inputs = vars(zoo.input_format(f"wfilter:{self.network}"))
+        self.train = data.load(args.dataset, "train", **inputs)
+        self.test = data.load(args.dataset, "test", **inputs)
         self.base = self.load("")
         self.filtered: dict[str, tuple[wfilter.FilteredModel, float]] = {}
 
@@ -115,7 +115,7 @@ class Runs:
         )
         method = self.make(name, row)
         report = report_on(method, problem, args.metrics)
-        report = replace(report, facts={**report.facts, "images": image_counts(problem)})
+        report = replace(report, conditions={**report.conditions, "images": image_counts(problem)})
         took = round(time.perf_counter() - began, 1)
         settings = {name: getattr(args, name) for name in SETTINGS}
         line = {"benchmark": "audit", "dataset": args.dataset, "network": self.network}
@@ -198,10 +198,10 @@ def write_table(lines: Path, dataset: str) -> None:
     parts = latest([Report.from_json(json.dumps(line["report"])) for line in stored])
     images: dict[str, dict[int, int]] = {}
     for part in parts:
-        for kind, counts in part.facts["images"].items():
+        for kind, counts in part.conditions["images"].items():
             images.setdefault(kind, {}).update(counts)
     whole = Report.join(parts)
-    whole = replace(whole, facts={**whole.facts, "images": images})
+    whole = replace(whole, conditions={**whole.conditions, "images": images})
     commands = "\n".join(
         f"    {command}" for command in dict.fromkeys(x["command"] for x in stored)
     )

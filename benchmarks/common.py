@@ -7,7 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,18 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def add_table(parser: argparse.ArgumentParser, file: Path) -> None:
+    """``--table`` and ``--out``, for `write_table`."""
+    parser.add_argument("--table", action="store_true", help="write the table of all stored lines")
+    parser.add_argument("--out", type=Path, default=file, help="file of the stored lines")
+
+
+def write_table(args: argparse.Namespace, table: Callable[[list[dict[str, Any]]], str]) -> None:
+    """The table of all lines stored so far, beside them, if ``--table`` asks for it."""
+    if args.table:
+        args.out.with_suffix(".md").write_text(table(read_lines(args.out)))
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

@@ -108,9 +108,9 @@ class Work:
         self.args = args
         weights = args.weights or zoo.weights_path(args.spec, args.root)
         self.base = zoo.build(args.spec, weights=weights).to(memory_format=torch.channels_last)
-        facts = vars(zoo.input_facts(args.spec))
-        self.train = data.load(args.dataset, "train", args.root, **facts)
-        test = data.load(args.dataset, "test", args.root, **facts)
+        inputs = vars(zoo.input_format(args.spec))
+        self.train = data.load(args.dataset, "train", args.root, **inputs)
+        test = data.load(args.dataset, "test", args.root, **inputs)
         self.test = test.take(torch.arange(args.test_images))
         self.names = self.test.class_names
         args.keep.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ class Work:
         if not parts:
             return
         report = Report.join(parts)
-        report = replace(report, facts={**report.facts, "metrics": "all"})
+        report = replace(report, conditions={**report.conditions, "metrics": "all"})
         report.to_json(self.args.out / f"{self.args.stem}.json")
         text = [heading(self), report.to_markdown()]
         if whole in self.lines:

@@ -114,9 +114,9 @@ def _ratio(mine: list[float], others: list[float]) -> float:
 def measure(name: str, args: argparse.Namespace) -> None:
     """All engines and kinds of one model, stored."""
     torch.manual_seed(0)
-    facts = zoo.input_facts(name)
-    size = SIZES.get(name, facts.size)
-    images = torch.rand(args.batch, facts.channels, size, size)
+    inputs = zoo.input_format(name)
+    size = SIZES.get(name, inputs.size)
+    images = torch.rand(args.batch, inputs.channels, size, size)
     model = zoo.build(name, num_classes=10).eval()
     plain = copy.deepcopy(model)
     wf = bench.randomise(wfilter.apply_weight_filtering(model, example_input=images[:1]))

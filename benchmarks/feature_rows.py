@@ -102,14 +102,14 @@ def features_of(
 
 
 def load(spec: str, name: str, split: str, images: int | None = None) -> data.ImageSet:
-    facts = zoo.input_facts(spec)
+    inputs = zoo.input_format(spec)
     whole = data.load(
         name,
         split,
-        size=facts.size,
-        channels=facts.channels,
-        mean=facts.mean,
-        std=facts.std,
+        size=inputs.size,
+        channels=inputs.channels,
+        mean=inputs.mean,
+        std=inputs.std,
     )
     return whole if images is None else whole.take(torch.arange(min(images, len(whole))))
 
@@ -245,8 +245,8 @@ def retrained(
 def time_rows(args: argparse.Namespace) -> None:
     """CPU time of a mixed batch with rows over that without, the two in turn; one line."""
     model, _ = network(args.model, args)
-    facts = zoo.input_facts(args.model)
-    images = torch.rand(args.batch_size, facts.channels, facts.size, facts.size)
+    inputs = zoo.input_format(args.model)
+    images = torch.rand(args.batch_size, inputs.channels, inputs.size, inputs.size)
     wf = wfilter.apply_weight_filtering(model, example_input=images[:1])
     labels = torch.arange(args.batch_size) % wf.num_classes
     many = wfilter.InMemory(torch.rand(4 * wf.num_classes, *images.shape[1:]), batch_size=20)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import wfilter
-from common import RESULTS, append_line, origin, read_lines
+from common import RESULTS, add_table, append_line, origin, read_lines, write_table
 from wfilter import data, zoo
 from wfilter.cli import settings
 from wfilter.data.formats import cache_folder
@@ -58,8 +58,8 @@ def given_to_tail(network: str, model: nn.Module, images: int) -> dict[str, tupl
     path = cache_folder() / "tails" / f"{network}-{images}.pt"
     if path.exists():
         return torch.load(path)
-    trunk, facts = split(model)[0], vars(zoo.input_facts(f"wfilter:{network}"))
-    sets = {name: data.load("cifar10", name, **facts) for name in ("train", "test")}
+    trunk, inputs = split(model)[0], vars(zoo.input_format(f"wfilter:{network}"))
+    sets = {name: data.load("cifar10", name, **inputs) for name in ("train", "test")}
     order = torch.randperm(len(sets["train"]), generator=torch.Generator().manual_seed(0))
     chosen = {"train": order[:images], "held out": order[images : images + images // 2]}
     parts = {name: sets["train"].take(index) for name, index in chosen.items()}
@@ -181,14 +181,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--filters", type=Path, help="folder for the filters of each variant")
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--out", type=Path, default=FILE)
+    add_table(parser, FILE)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.network:
         run(args)
-    if args.table:
-        args.out.with_suffix(".md").write_text(table(read_lines(args.out)))
+    write_table(args, table)
 
 
 if __name__ == "__main__":

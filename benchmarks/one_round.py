@@ -91,8 +91,8 @@ def load(args: argparse.Namespace) -> tuple[nn.Module, data.ImageSet, data.Image
     spec = f"wfilter:{args.model}"
     weights = args.originals / f"{stem_name(args.model, args.seed)}.safetensors"
     model = zoo.build(spec, weights=weights if weights.exists() else zoo.weights_path(spec))
-    name, facts = args.model.split("-")[1].replace("cifar", "cifar10"), zoo.input_facts(spec)
-    train, test = (data.load(name, split, **vars(facts)) for split in ("train", "test"))
+    name, inputs = args.model.split("-")[1].replace("cifar", "cifar10"), zoo.input_format(spec)
+    train, test = (data.load(name, split, **vars(inputs)) for split in ("train", "test"))
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(args.seed))
     held_out, rest = order[: args.held_out], order[args.held_out :][: args.train_images]
     test = test.take(torch.arange(min(args.test_images, len(test))))

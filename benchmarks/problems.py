@@ -124,8 +124,8 @@ def problem(name: str, seed: int) -> tuple[nn.Module, data.ImageSet, data.ImageS
         return trained(small, train, seed), train, test
     spec = IMAGENET.get(name, f"wfilter:{name}")
     dataset = name.rpartition("-")[2].replace("cifar", "cifar10")
-    facts = vars(zoo.input_facts(spec))
-    train, test = (data.load(dataset, split, **facts) for split in ("train", "test"))
+    inputs = vars(zoo.input_format(spec))
+    train, test = (data.load(dataset, split, **inputs) for split in ("train", "test"))
     own = folder() / f"{stem_name(name, 0)}.safetensors"
     weights = own if own.exists() else zoo.weights_path(spec)
     return zoo.build(spec, weights=weights), train, test

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import wfilter
-from common import RESULTS, append_line, origin, read_lines
+from common import RESULTS, add_table, append_line, origin, read_lines, write_table
 from registry.models import Architecture, architectures, build, representatives
 from wfilter.cli.jobs import open_filters
 
@@ -326,16 +326,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000, help="test images for accuracies")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--out", type=Path, default=FILE)
+    add_table(parser, FILE)
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.sweep:
         sweep(args)
     if args.cifar:
         cifar(args)
-    if args.table:
-        args.out.with_suffix(".md").write_text(tables(read_lines(args.out)))
+    write_table(args, tables)
 
 
 if __name__ == "__main__":

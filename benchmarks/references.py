@@ -114,8 +114,8 @@ def train(args: argparse.Namespace) -> None:
 
 def load_sets(args: argparse.Namespace) -> tuple[data.ImageSet, data.ImageSet]:
     """What to train on, without the classes to leave out, and all test images."""
-    facts = vars(zoo.input_facts(f"wfilter:{args.model}"))
-    train, test = (data.load(args.data, split, args.root, **facts) for split in ("train", "test"))
+    inputs = vars(zoo.input_format(f"wfilter:{args.model}"))
+    train, test = (data.load(args.data, split, args.root, **inputs) for split in ("train", "test"))
     if args.limit:
         train, test = (s.take(torch.arange(min(args.limit, len(s)))) for s in (train, test))
     if args.train_images:

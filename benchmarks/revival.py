@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 import wfilter
-from common import RESULTS, append_line, origin, read_lines
+from common import RESULTS, add_table, append_line, origin, read_lines, write_table
 from references import folder, stem_name
 from revival_attacks import SHOTS, Tail, attacks, before_tail, fill, is_meant, zeros_of
 from wfilter.cli.jobs import Filters, open_filters
@@ -252,16 +252,14 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=40, help="test images per forgotten class")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--out", type=Path, default=FILE)
+    add_table(parser, FILE)
     args = parser.parse_args()
     if args.references and not args.each:
         parser.error("--references has networks without one class each: give --each, too")
     torch.set_num_threads(1)
     if args.filters:
         run(args)
-    if args.table:
-        args.out.with_suffix(".md").write_text(tables(read_lines(args.out)))
+    write_table(args, tables)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,12 @@ class Problem:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.name = args, RECIPES[args.recipe]["model"]
-        facts, source = vars(zoo.input_facts(f"wfilter:{self.name}")), RECIPES[args.recipe]["data"]
+        inputs, source = (
+            vars(zoo.input_format(f"wfilter:{self.name}")),
+            RECIPES[args.recipe]["data"],
+        )
         self.train, self.test = (
-            data.load(source, split, args.root, **facts) for split in ("train", "test")
+            data.load(source, split, args.root, **inputs) for split in ("train", "test")
         )
         kept, held_out = data.hold_out(self.train, 0.1, seed=args.seed)
         self.batches = data.batches(kept, 128, shuffle=True, seed=args.seed)

@@ -46,12 +46,12 @@ def make_run(folder: Path, model: str) -> Path:
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
-    network, facts = zoo.create(model, CLASSES), zoo.input_facts(f"wfilter:{model}")
+    network, inputs = zoo.create(model, CLASSES), zoo.input_format(f"wfilter:{model}")
     folder.mkdir()
     save_file(dict(network.state_dict()), folder / "base.safetensors")
     words = f'model = "wfilter:{model}"\nweights = "base.safetensors"\n'
     (folder / "settings.toml").write_text(words)
-    example = torch.zeros(1, facts.channels, facts.size, facts.size)
+    example = torch.zeros(1, inputs.channels, inputs.size, inputs.size)
     wf = wfilter.apply_weight_filtering(network, example_input=example)
     with torch.no_grad():
         wf.alphas.normal_(2.0, 2.0)
@@ -98,7 +98,7 @@ class Multiplexed:
 
     async def __call__(self, request) -> dict:
         body = await request.json()
-        image = await asyncio.to_thread(decode, from_base64(body["image"]), self.engine.facts)
+        image = await asyncio.to_thread(decode, from_base64(body["image"]), self.engine.inputs)
         return {"top": await self.answer((serve.get_multiplexed_model_id(), image))}
 
 
@@ -111,7 +111,7 @@ class Single:
 
     async def __call__(self, request) -> dict:
         body = await request.json()
-        image = await asyncio.to_thread(decode, from_base64(body["image"]), self.engine.facts)
+        image = await asyncio.to_thread(decode, from_base64(body["image"]), self.engine.inputs)
         forget = self.sets[request.headers["x-tenant"]]
         logits = self.engine.forward(image[None], self.engine.sets([frozenset(forget)]))[0]
         return {"top": best(logits, forget)}
@@ -240,9 +240,11 @@ def images_for(model: str) -> list[str]:
     import numpy as np
     from PIL import Image
 
-    facts, rng, found = zoo.input_facts(f"wfilter:{model}"), np.random.default_rng(0), []
+    inputs, rng, found = zoo.input_format(f"wfilter:{model}"), np.random.default_rng(0), []
     for _ in range(16):
-        shape = (facts.size, facts.size, 3) if facts.channels == 3 else (facts.size, facts.size)
+        shape = (
+            (inputs.size, inputs.size, 3) if inputs.channels == 3 else (inputs.size, inputs.size)
+        )
         buffer = io.BytesIO()
         Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(buffer, "PNG")
         found.append(base64.b64encode(buffer.getvalue()).decode())

@@ -115,7 +115,7 @@ def load(args: argparse.Namespace) -> tuple[nn.Module, wfilter.InMemory, data.Im
     model.to(memory_format=torch.channels_last)
     name = "mnist" if args.model.endswith("-mnist") else "cifar10"
     train, test = (
-        data.load(name, split, **vars(zoo.input_facts(spec))) for split in ("train", "test")
+        data.load(name, split, **vars(zoo.input_format(spec))) for split in ("train", "test")
     )
     test = test.take(torch.arange(args.skip, min(len(test), args.skip + args.test_images)))
     pick = torch.randperm(len(train), generator=torch.Generator().manual_seed(args.seed))

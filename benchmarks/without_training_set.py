@@ -67,15 +67,15 @@ def halves(test: data.ImageSet, count: int) -> tuple[data.ImageSet, data.ImageSe
     )
 
 
-def other_images(name: str, facts: zoo.InputFacts, frame: int = 0) -> Tensor:
+def other_images(name: str, inputs: zoo.InputFormat, frame: int = 0) -> Tensor:
     """All training images of the set ``name``, as the model wants them, grey if it is."""
-    size = facts.size - 2 * frame
-    found = data.load(name, "train", size=size, mean=facts.mean, std=facts.std)
+    size = inputs.size - 2 * frame
+    found = data.load(name, "train", size=size, mean=inputs.mean, std=inputs.std)
     images, _ = found.batch(torch.arange(len(found)))
-    if facts.channels == 1:
+    if inputs.channels == 1:
         images = images.mean(1, keepdim=True)
-    black = -torch.tensor(facts.mean) / torch.tensor(facts.std)
-    shape = (len(images), facts.channels, facts.size, facts.size)
+    black = -torch.tensor(inputs.mean) / torch.tensor(inputs.std)
+    shape = (len(images), inputs.channels, inputs.size, inputs.size)
     framed = black.view(-1, 1, 1).expand(shape).clone()
     framed[:, :, frame : frame + size, frame : frame + size] = images
     return framed
@@ -130,7 +130,7 @@ def statistics_gaps(model: nn.Module) -> Iterator[list[Tensor]]:
 def synthetic_batch(
     model: nn.Module,
     classes: Tensor,
-    facts: zoo.InputFacts,
+    inputs: zoo.InputFormat,
     iterations: int,
     generator: torch.Generator,
     *,
@@ -144,9 +144,9 @@ def synthetic_batch(
     As DeepInversion (arXiv 1912.08795): cross-entropy, BatchNorm statistics and total variation,
     under random shifts. Pixels stay within what 0..1 becomes after normalisation.
     """
-    shape = (len(classes), facts.channels, -(-facts.size // 4), -(-facts.size // 4))
-    noise = F.interpolate(torch.rand(shape, generator=generator), facts.size, mode="bilinear")
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (facts.mean, facts.std))
+    shape = (len(classes), inputs.channels, -(-inputs.size // 4), -(-inputs.size // 4))
+    noise = F.interpolate(torch.rand(shape, generator=generator), inputs.size, mode="bilinear")
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (inputs.mean, inputs.std))
     low, high = -mean / std, (1 - mean) / std
     images = (low + noise * (high - low)).requires_grad_()
     optimiser = torch.optim.Adam([images], rate)
@@ -169,7 +169,7 @@ def synthetic_batch(
 
 def synthetic_images(
     model: nn.Module,
-    facts: zoo.InputFacts,
+    inputs: zoo.InputFormat,
     count: int,
     iterations: int,
     *,
@@ -182,7 +182,7 @@ def synthetic_images(
     generator = torch.Generator().manual_seed(seed)
     classes = torch.arange(count) % num_classes
     parts = [
-        synthetic_batch(model, part, facts, iterations, generator)
+        synthetic_batch(model, part, inputs, iterations, generator)
         for part in classes.split(batch_size)
     ]
     return torch.cat(parts)
@@ -190,10 +190,10 @@ def synthetic_images(
 
 def source(arm: str, args: argparse.Namespace, model: nn.Module, seen: data.ImageSet) -> Source:
     """The images of an arm; ``seen`` is the half of the test set that may be used."""
-    facts = zoo.input_facts(f"wfilter:{args.model}")
+    inputs = zoo.input_format(f"wfilter:{args.model}")
     name = dataset_of(args.model)
     if arm == "train":
-        train = data.load(name, "train", **vars(facts))
+        train = data.load(name, "train", **vars(inputs))
         generator = torch.Generator().manual_seed(args.seed)
         pick = torch.randperm(len(train), generator=generator)[: args.train_images]
         return Source(*train.batch(pick), f"{name} training images, labelled")
@@ -203,11 +203,11 @@ def source(arm: str, args: argparse.Namespace, model: nn.Module, seen: data.Imag
     if arm == "other":
         other = args.other or OTHER[name][0]
         frame = OTHER[name][1] if args.frame is None else args.frame
-        inner = facts.size - 2 * frame
-        look = "grey, " * (facts.channels == 1) + f"{inner} x {inner}"
+        inner = inputs.size - 2 * frame
+        look = "grey, " * (inputs.channels == 1) + f"{inner} x {inner}"
         look += f" in a frame of {frame}" * (frame > 0)
-        return Source(other_images(other, facts, frame), None, f"{other}, {look}, unlabelled")
-    images = synthetic_images(model, facts, args.synthetic_images, args.iterations, seed=args.seed)
+        return Source(other_images(other, inputs, frame), None, f"{other}, {look}, unlabelled")
+    images = synthetic_images(model, inputs, args.synthetic_images, args.iterations, seed=args.seed)
     return Source(images, None, f"synthetic, {args.iterations} iterations")
 
 
@@ -240,7 +240,7 @@ def run(arm: str, args: argparse.Namespace) -> dict:
     spec, name = f"wfilter:{args.model}", dataset_of(args.model)
     model = zoo.build(spec, weights=args.weights or zoo.weights_path(spec))
     model.to(memory_format=torch.channels_last)
-    test = data.load(name, "test", **vars(zoo.input_facts(spec)))
+    test = data.load(name, "test", **vars(zoo.input_format(spec)))
     seen, kept = halves(test, args.test_images)
     before = time.process_time()
     made = source(arm, args, model, seen)

@@ -123,7 +123,7 @@ class Oracle:
 
     def __call__(self, image: int, forget: tuple[int, ...]):
         if (image, forget) not in self.known:
-            x = decode(IMAGES[image], self.engine.facts)[None]
+            x = decode(IMAGES[image], self.engine.inputs)[None]
             sets = self.engine.sets([frozenset(forget)])
             logits = reference.logits(self.engine.wf, x, sets)[0].detach()
             masked = logits.masked_fill(sets[0], -torch.inf).softmax(0)

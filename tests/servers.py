@@ -31,7 +31,7 @@ def make_run(folder: Path, model: str = "cnn-digits") -> Path:
     save_file(dict(network.state_dict()), folder / "base.safetensors")
     facts = f'model = "wfilter:{model}"\nweights = "base.safetensors"\ndataset = "digits"\n'
     (folder / "settings.toml").write_text(facts)
-    size = zoo.input_facts(f"wfilter:{model}")
+    size = zoo.input_format(f"wfilter:{model}")
     example = torch.zeros(1, size.channels, size.size, size.size)
     wf = wfilter.apply_weight_filtering(network, class_names=NAMES, example_input=example)
     shuffle_alphas(wf).save(folder)

@@ -164,11 +164,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Make what the method makes, and measure it."""
     code = commit()  # now: by the end of the run the repository may have moved on
     torch.manual_seed(args.seed)
-    model, facts = original(args)
+    model, inputs = original(args)
     base = fingerprint(model)[:16]
     refuse_another_original(args, base)
     train, test = (
-        data.load(args.dataset, split, args.root, **facts) for split in ("train", "test")
+        data.load(args.dataset, split, args.root, **inputs) for split in ("train", "test")
     )
     needed = args.rows if args.quick else []  # a few images have few of ImageNet's classes
     train = shuffled(train, args.train_images, args.seed, needed)
@@ -221,7 +221,7 @@ def original(args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
         weights = args.weights
         if weights is None and not args.random_weights:
             weights = zoo.weights_path(spec.split(".")[0], args.root)
-        return zoo.build(spec, weights=weights), vars(zoo.input_facts(spec))
+        return zoo.build(spec, weights=weights), vars(zoo.input_format(spec))
     name = zoo_name(args)
     trained = args.originals / f"{stem_name(name, args.seed)}.safetensors"
     if args.random_weights:
@@ -230,7 +230,7 @@ def original(args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
         weights = trained
     else:
         weights = zoo.weights_path(f"wfilter:{name}", args.root)
-    return built(name, weights), vars(zoo.input_facts(f"wfilter:{name}"))
+    return built(name, weights), vars(zoo.input_format(f"wfilter:{name}"))
 
 
 def zoo_name(args: argparse.Namespace) -> str:

@@ -106,11 +106,11 @@ def run_of(line: Mapping[str, Any]) -> Run:
     return Run(
         *key_of(line),
         rows=len(line["rows"]),
-        test_images=report.facts.get("test images", {}).get("in all"),
+        test_images=report.conditions.get("test images", {}).get("in all"),
         numbers=numbers,
         epochs=tuple(again.by_class.values()) if again else (),
         cap=(report.column(RELEARN).cap or CAP) if again else CAP,
-        few=report.facts.get("budget", {}).get("test_images"),
+        few=report.conditions.get("budget", {}).get("test_images"),
     )
 
 

@@ -29,7 +29,7 @@ def test_the_halves_share_no_image():
 def test_images_of_another_set_take_the_models_size_and_channels():
     assert without.other_images("digits", backbones.MNIST).shape == (1438, 1, 28, 28)
     assert without.other_images("digits", backbones.CIFAR).shape == (1438, 3, 32, 32)
-    framed = without.other_images("digits", backbones.InputFacts(28, 1, (0.1,), (0.5,)), frame=4)
+    framed = without.other_images("digits", backbones.InputFormat(28, 1, (0.1,), (0.5,)), frame=4)
     assert (framed[:, :, :4] == -0.2).all()
     assert framed[:, :, 4:24, 4:24].mean() > framed.mean()
 

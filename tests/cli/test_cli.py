@@ -254,7 +254,7 @@ def test_size_given_for_one_run_is_forgotten_by_the_next(capsys, weights):
     assert "does not take images of (1, 4, 4)" in complaint(
         capsys, *untrain_words(weights, "--size", "4")
     )
-    assert zoo.input_facts("wfilter:cnn-digits").size == 8
+    assert zoo.input_format("wfilter:cnn-digits").size == 8
 
 
 def test_missing_data_folder_is_named(capsys, weights, monkeypatch, tmp_path):

@@ -111,6 +111,6 @@ def test_names_of_transformers_that_do_not_exist_are_refused():
         with pytest.raises(ValueError, match=words):
             zoo.build(f"transformers:{name}")
     with pytest.raises(ValueError, match="wants to see is not known"):
-        zoo.input_facts("transformers:timm_wrapper")
+        zoo.input_format("transformers:timm_wrapper")
     with pytest.raises(ValueError, match="names a family, which has no weights of its own"):
         zoo.build("transformers:vit", pretrained=True)

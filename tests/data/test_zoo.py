@@ -19,8 +19,8 @@ needs_data = pytest.mark.skipif(
 
 
 def random_images(spec, count=2):
-    facts = zoo.input_facts(spec)
-    return torch.rand(count, facts.channels, facts.size, facts.size)
+    inputs = zoo.input_format(spec)
+    return torch.rand(count, inputs.channels, inputs.size, inputs.size)
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -158,14 +158,14 @@ def test_a_head_for_torchvisions_pretrained_weights_is_refused():
 
 def test_input_facts_of_an_unknown_source_are_asked_for():
     with pytest.raises(ValueError, match=r"'my.models:make' wants to see is not known"):
-        zoo.input_facts("my.models:make")
+        zoo.input_format("my.models:make")
 
 
 def test_input_facts_come_from_the_library():
     imagenet = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    assert zoo.input_facts("torchvision:resnet18") == zoo.InputFacts(224, 3, *imagenet)
-    assert zoo.input_facts("timm:test_vit").size == 160
-    assert zoo.input_facts("wfilter:resnet18-cifar") == zoo.InputFacts(32, 3)
+    assert zoo.input_format("torchvision:resnet18") == zoo.InputFormat(224, 3, *imagenet)
+    assert zoo.input_format("timm:test_vit").size == 160
+    assert zoo.input_format("wfilter:resnet18-cifar") == zoo.InputFormat(32, 3)
 
 
 def test_half_precision_weights_are_loaded_as_float32(tmp_path):
@@ -233,3 +233,12 @@ def test_the_given_cifar10_weights_classify_test_images(name, count):
 def test_the_given_vit_weights_classify_imagenet():
     images = data.load("imagenet", "test").take(torch.arange(0, 1000, 5))
     assert accuracy("timm:vit_tiny_patch16_224", images) >= 68
+
+
+def test_the_old_name_of_the_input_format_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="zoo.input_facts is now zoo.input_format"):
+        old = zoo.input_facts("wfilter:cnn-digits")
+    with pytest.warns(DeprecationWarning, match="zoo.InputFacts is now zoo.InputFormat"):
+        assert isinstance(old, zoo.InputFacts)
+    with pytest.raises(AttributeError, match="no attribute 'input'"):
+        zoo.input  # noqa: B018

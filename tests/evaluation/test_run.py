@@ -1,6 +1,7 @@
 """Evaluation: numbers equal an independent computation, methods share a table, bad input stops."""
 
 import copy
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import digits
 import wfilter
 from helpers import rerouted
-from wfilter import Budget, baselines, metrics
+from wfilter import Budget, Report, baselines, metrics
 from wfilter.data.reading import as_batches, take
 from wfilter.evaluation.run import evaluate, make_problem, report_on
 from wfilter.metrics import METRICS
@@ -147,8 +148,8 @@ def test_one_image_of_each_of_many_classes_is_enough():
     report = evaluate(wf, (torch.randn(300, 8), torch.arange(300)), metrics="accuracy")
     assert len(report.rows["wfilter"]["Acc_r"].by_class) == 300
     assert "4 random rows for each image, dealt evenly out of 300" in str(report)
-    assert report.facts["budget"]["retain_rows"] == 4
-    assert report.facts["test images"] == {"in all": 300, "of a forgotten class, at least": 1}
+    assert report.conditions["budget"]["retain_rows"] == 4
+    assert report.conditions["test images"] == {"in all": 300, "of a forgotten class, at least": 1}
 
 
 def test_any_form_of_the_data_gives_the_same_report(wf, test):
@@ -267,12 +268,12 @@ def test_every_metric_has_numbers_and_nothing_is_left_changed(wf, test, train):
 
 
 def test_facts_name_seed_versions_and_machine(wf, test):
-    facts = evaluate(wf, test, metrics="accuracy", classes=3, seed=5).facts
-    assert facts["seed"] == 5
-    assert facts["versions"]["torch"] == torch.__version__
-    assert {"system", "device", "threads"} <= set(facts["machine"])
-    assert facts["budget"]["test_images"] == Budget().test_images
-    assert len(facts["original"]) == 16
+    conditions = evaluate(wf, test, metrics="accuracy", classes=3, seed=5).conditions
+    assert conditions["seed"] == 5
+    assert conditions["versions"]["torch"] == torch.__version__
+    assert {"system", "device", "threads"} <= set(conditions["machine"])
+    assert conditions["budget"]["test_images"] == Budget().test_images
+    assert len(conditions["original"]) == 16
 
 
 # ---- methods in one table -----------------------------------------------------------------------
@@ -441,7 +442,7 @@ def test_model_that_cannot_be_reset_loses_zrf_only_where_it_was_not_asked_for():
     wf = wfilter.apply_weight_filtering(Odd(), targets="head.*")
     data = (torch.randn(30, 4), torch.arange(30) % 3)
     report = evaluate(wf, data)
-    assert "zrf" in report.facts["left out"]
+    assert "zrf" in report.conditions["left out"]
     with pytest.raises(ValueError, match="factory="):
         evaluate(wf, data, metrics="zrf")
     assert evaluate(wf, data, metrics="zrf", factory=Odd).value("wfilter", "ZRF") > 0.5
@@ -453,3 +454,20 @@ def test_the_old_name_of_classes_works_with_a_warning(wf, test):
     assert old.rows == evaluate(wf, test, metrics="accuracy", classes=[3]).rows
     with pytest.raises(TypeError, match="both classes= and its old name rows="):
         evaluate(wf, test, rows=[3], classes=[3])
+
+
+def test_the_old_name_of_a_reports_conditions_works_with_a_warning(wf, test):
+    report = evaluate(wf, test, metrics="accuracy", classes=[3], seed=5)
+    with pytest.warns(DeprecationWarning, match=r"Report\.facts is now Report\.conditions"):
+        assert report.facts == report.conditions
+    with pytest.warns(DeprecationWarning, match=r"Report\(facts=\.\.\.\) is now"):
+        old = Report(report.columns, report.rows, report.classes, facts={"seed": 5})
+    assert old.conditions == {"seed": 5}
+
+
+def test_files_name_the_conditions_as_before(wf, test):
+    report = evaluate(wf, test, metrics="accuracy", classes=[3], seed=5)
+    stored = json.loads(report.to_json())
+    assert stored["facts"]["seed"] == 5
+    assert "conditions" not in stored
+    assert Report.from_json(report.to_json()) == report

@@ -54,7 +54,7 @@ def page(untrained, tmp_path_factory) -> Path:
         named_digits(),
         path,
         title="Digits & filters",
-        facts={"model": "cnn <digits>", "recipe": "distill"},
+        about={"model": "cnn <digits>", "recipe": "distill"},
         history=history,
         classes=PANELS,
         per_class=8,
@@ -343,3 +343,18 @@ def luminance(colour: str) -> float:
 def contrast(one: str, other: str) -> float:
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_the_old_name_of_what_the_header_shows_works_with_a_warning(untrained, tmp_path):
+    with pytest.warns(DeprecationWarning, match=r"write_page\(facts=\.\.\.\) is now"):
+        path = write_page(
+            untrained[0],
+            named_digits(),
+            tmp_path / "old.html",
+            facts={"data": "some digits"},
+            classes=[3],
+            per_class=2,
+            curve_images=1,
+            steps=2,
+        )
+    assert "some digits" in path.read_text()

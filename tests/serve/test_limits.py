@@ -49,11 +49,11 @@ def test_images_that_take_long_to_decode_do_not_make_other_tenants_wait(
 ):
     app, _ = serve_app()
 
-    def slow(content, facts, pixels):
+    def slow(content, inputs, pixels):
         if content == b"large":
             time.sleep(0.3)
             content = png()
-        return decode(content, facts, pixels)
+        return decode(content, inputs, pixels)
 
     monkeypatch.setattr("wfilter.serve.service.decode", slow)
 
@@ -102,7 +102,7 @@ def test_image_without_finite_logits_fails_alone_not_its_batch(serve_app, engine
 
     service = serve_app()[1]
     service.engine = replace(engine, forward=forward)
-    question = Question(decode(png(), engine.facts), frozenset({1}), 3)
+    question = Question(decode(png(), engine.inputs), frozenset({1}), 3)
 
     async def both():
         asked = (service.ask(question), service.ask(question))

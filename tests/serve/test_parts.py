@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 from servers import CHEAP, png
-from wfilter.data.backbones import InputFacts
+from wfilter.data.backbones import InputFormat
 from wfilter.data.formats import EncodedImages
 from wfilter.serve import new_token, tokens
 from wfilter.serve.audit import AuditError, AuditLog
 from wfilter.serve.images import decode
 from wfilter.serve.limits import Buckets, Refusal, Seats
 
-GREY, COLOUR = InputFacts(8, 1), InputFacts(8, 3, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
+GREY, COLOUR = InputFormat(8, 1), InputFormat(8, 3, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
 
 
 # ---- tokens -------------------------------------------------------------------------------------

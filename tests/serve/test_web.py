@@ -16,7 +16,7 @@ from wfilter.serve.images import decode
 
 def oracle(engine, image, forget):
     """The best classes by the slow reference: one image, gates multiplied by hand, then masked."""
-    x = decode(image, engine.facts)[None]
+    x = decode(image, engine.inputs)[None]
     sets = engine.sets([frozenset(forget)])
     logits = reference.logits(engine.wf, x, sets)[0].detach()
     return logits.masked_fill(sets[0], -torch.inf).softmax(0)

@@ -28,7 +28,7 @@ from wfilter.untraining.objectives import Auto
 from wfilter.untraining.recipes import AUTO
 from wfilter.untraining.rounds import PAIRS
 from wfilter.untraining.sample import Sample, take_sample
-from wfilter.untraining.stages import EXPANSION, Facts, Stage, choose_stages
+from wfilter.untraining.stages import EXPANSION, Outline, Stage, choose_stages
 from wfilter.untraining.stored import recipe_from
 
 SHORT = dataclasses.replace(AUTO, steps=8, stages="soft 0.5, soft 1")
@@ -433,7 +433,7 @@ def test_a_mask_is_judged_as_losing_nothing_and_the_base_model_as_forgetting_not
 
 def test_stages_follow_the_units_the_classes_and_the_place_for_feature_rows():
     def chosen(*units, classes=10, **others):
-        return [str(stage) for stage in choose_stages(Facts(units, classes, **others))[0]]
+        return [str(stage) for stage in choose_stages(Outline(units, classes, **others))[0]]
 
     assert chosen(*20 * [512]) == ["hard 0.2", "reroute"]
     assert chosen(*20 * [64]) == ["soft 0.2", "reroute"]

@@ -142,7 +142,7 @@ def example_problem(
     parser.add_argument("--data", help="the data folder; default: $WFILTER_DATA")
     options = parser.parse_args(arguments)
     name = EXAMPLE_MODELS[options.dataset]
-    image_format = vars(zoo.input_facts(f"wfilter:{name}"))
+    image_format = vars(zoo.input_format(f"wfilter:{name}"))
     train = data.load(options.dataset, "train", options.data, **image_format)
     test = data.load(options.dataset, "test", options.data, **image_format)
     if options.dataset == "cifar10":
@@ -297,7 +297,7 @@ class Show:
         folder.mkdir(parents=True, exist_ok=True)
         made.wf.save(folder)
         (folder / "history.json").write_text(history.to_json())
-        facts = {
+        made_with = {
             "model": f"wfilter:{self.name}",
             "weights": str(Path("." if folder == self.folder else "..", "base.safetensors")),
             "dataset": "digits",
@@ -309,19 +309,19 @@ class Show:
             "recipe": made.recipe.to_dict(),
         }
         plan |= {} if made.steps is None else {"steps": made.steps}
-        (folder / settings.FILE).write_text(settings.write({**facts, **plan}))
+        (folder / settings.FILE).write_text(settings.write({**made_with, **plan}))
         text = card.model_card(made.wf, self._card_lines(made), _markdown(lines))
         (folder / card.NAME).write_text(text, encoding="utf-8")
 
     def _card_lines(self, made: DemoFilters) -> dict[str, object]:
-        facts = {
+        lines = {
             "base model": f"wfilter:{self.name}, trained here; its weights are base.safetensors",
             "data": f"digits: {len(self.train)} images to train on, {len(self.test)} to test on",
             "recipe": f"{made.recipe.name}, {made.history.stopped}",
             "choices": "; ".join(made.history.choices),
             "verdict on held-out training images": made.history.verdict,
         }
-        return {name: value for name, value in facts.items() if value}
+        return {name: value for name, value in lines.items() if value}
 
     def _draw(self, made: DemoFilters, images: Tensor, batch: Sequence[Shown]) -> None:
         made.history.plot(self.folder / "history.png")
@@ -331,7 +331,7 @@ class Show:
             self.test,
             self.folder / "page.html",
             title=f"What {self.name} forgets, and with which units",
-            facts={"data": "digits", "recipe": f"{made.recipe.name}, {made.history.stopped}"},
+            about={"data": "digits", "recipe": f"{made.recipe.name}, {made.history.stopped}"},
             history=made.history,
         )
 

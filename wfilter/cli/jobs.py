@@ -84,7 +84,7 @@ class Job:
         if self.dataset is None:
             raise ValueError(f"no dataset is named. Pass --dataset: {', '.join(readers.NAMES)}.")
         try:
-            wanted = dict(vars(zoo.input_facts(self.model)))
+            wanted = dict(vars(zoo.input_format(self.model)))
         except ValueError:
             wanted = {}  # someone else's model: the dataset as it is stored
         if self.size is not None:
@@ -129,7 +129,7 @@ class Filters:
             ) from error
 
     @property
-    def facts(self) -> dict[str, object]:
+    def about(self) -> dict[str, object]:
         """What a page's header says of the filters: model, data, recipe."""
         known = {"model": self.job.model, "data": self.job.dataset}
         history = self.history
@@ -219,7 +219,7 @@ def parse_classes(wf: FilteredModel, texts: Sequence[str]) -> set[int]:
 def _example(job: Job, network: nn.Module) -> Tensor | None:
     """One image of the size the model's name stands for, if it stands for one."""
     try:
-        taken = zoo.input_facts(job.model)
+        taken = zoo.input_format(job.model)
     except ValueError:
         if job.dataset is None:
             return None

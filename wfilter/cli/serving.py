@@ -75,13 +75,13 @@ def refuse_taken(host: str, port: int, option: str = "--port") -> None:
             ) from error
 
 
-def greeting(facts: dict[str, Any]) -> str:
+def greeting(places: dict[str, Any]) -> str:
     """What is there to open; Ctrl-C ends it."""
-    page = facts["playground"]
+    page = places["playground"]
     if page:
         return f"Open {page} in a browser on this machine. Ctrl-C stops the server."
     return (
-        f"Serving at {facts['url']}: POST /v1/classify, GET /healthz, /readyz, /docs. "
+        f"Serving at {places['url']}: POST /v1/classify, GET /healthz, /readyz, /docs. "
         "Ctrl-C stops the server."
     )
 

@@ -104,10 +104,10 @@ class CouplingMode(TorchFunctionMode):
             return
         low, high = torch.minimum(a[both], b[both]), torch.maximum(a[both], b[both])
         codes = torch.unique(low * len(self.values) + high)  # faster than unique pairs
-        found = torch.stack([codes // len(self.values), codes % len(self.values)])
-        beside = found[1] == self.never  # the largest name
-        self.pairs.append((found[0, ~beside], found[1, ~beside]))
-        self.reasons.append((found[0, beside], "it meets features that cannot be cut"))
+        pairs = torch.stack([codes // len(self.values), codes % len(self.values)])
+        beside = pairs[1] == self.never  # the largest name
+        self.pairs.append((pairs[0, ~beside], pairs[1, ~beside]))
+        self.reasons.append((pairs[0, beside], "it meets features that cannot be cut"))
 
     def fix(self, tensor: Tensor, why: str) -> None:
         """No name in this tensor may be removed."""
@@ -154,16 +154,16 @@ class CouplingMode(TorchFunctionMode):
             self.fix(x, f"{func.__name__} with a computed weight")
             return self.unknown(output.shape, x)
         axis = -1 if linear else -(weight.ndim - 1)
-        found = self._one_name_each(x, axis, name)
+        entering = self._one_name_each(x, axis, name)
         made = self.outputs[name]
         if groups > 1 and weight.shape[1] == 1:
-            self.couple(found.repeat_interleave(len(made) // len(found)), made)
+            self.couple(entering.repeat_interleave(len(made) // len(entering)), made)
         elif groups > 1:
             why = f"{name} has {groups} groups, which must stay of one size"
-            for names in (self.values[found], self.values[made]):
+            for names in (self.values[entering], self.values[made]):
                 self.fix(names, why)
         else:
-            self.inputs[name].append(found)
+            self.inputs[name].append(entering)
         if bias is not None:
             self.couple(self.names(bias), made)
         shape = [1] * output.ndim

@@ -26,12 +26,12 @@ class Refused(ValueError):
 
 def layer_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights with channels going in and coming out: convolutions and linear layers."""
-    found = {}
+    weights = {}
     for path, module in model.named_modules():
         if isinstance(module, (nn.Linear, *CONVOLUTIONS)) and "weight" in module._parameters:
-            found[f"{path}.weight" if path else "weight"] = module.weight
+            weights[f"{path}.weight" if path else "weight"] = module.weight
     first = {id(p): name for name, p in model.named_parameters()}
-    return {name: w for name, w in found.items() if first.get(id(w)) == name}
+    return {name: w for name, w in weights.items() if first.get(id(w)) == name}
 
 
 @dataclass
@@ -221,9 +221,9 @@ def find_cuts(whole: nn.Module, images: Tensor) -> Cutting:
     with mode:
         whole(torch.full_like(images[:1], torch.nan))
     coupling = couple(copy.deepcopy(whole), layer_weights, images[:1])
-    found = Cutting(weights, mode.uses, coupling)
-    found.decide()
-    return found
+    cutting = Cutting(weights, mode.uses, coupling)
+    cutting.decide()
+    return cutting
 
 
 # ---- changing a model ---------------------------------------------------------------------------
@@ -283,9 +283,9 @@ def replace_tensor(model: nn.Module, name: str, value: Tensor) -> None:
 def _tensor(model: nn.Module, name: str) -> Tensor:
     path, _, key = name.rpartition(".")
     module = model.get_submodule(path)
-    found = {**module._buffers, **module._parameters}[key]
-    assert isinstance(found, Tensor)
-    return found
+    tensor = {**module._buffers, **module._parameters}[key]
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def _follow(module: nn.Module) -> None:

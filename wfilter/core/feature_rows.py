@@ -122,10 +122,10 @@ class FeatureRows(nn.Module):
         """The head of ``base`` that these rows were made for."""
         weight = dict(base.named_parameters()).get(self.head)
         if weight is None or tuple(weight.shape) != (self.num_classes, self.width):
-            found = "no such parameter" if weight is None else f"shape {tuple(weight.shape)}"
+            has = "no such parameter" if weight is None else f"shape {tuple(weight.shape)}"
             raise ValueError(
                 f"the feature rows belong to a head with the weight {self.head!r} of shape "
-                f"{(self.num_classes, self.width)};\nthis {type(base).__name__} has {found}. Fit "
+                f"{(self.num_classes, self.width)};\nthis {type(base).__name__} has {has}. Fit "
                 "them on this model, or set wf.feature_rows = None."
             )
         return Head((self.head,), (), self.width, True)

@@ -60,13 +60,13 @@ def folded(rows: FeatureRows, head: nn.Linear, forget: Tensor) -> nn.Sequential 
     bias = torch.zeros_like(rest.bias) if head.bias is None else head.bias
     rest.bias.copy_(torch.where(forget, ERASED, bias))
     rest.requires_grad_(head.weight.requires_grad).train(head.training)
-    found = detectors(rows)
-    if found is None:
+    detected = detectors(rows)
+    if detected is None:
         return rest
     moves = _moves(rows.means, forget).double()
     edit = nn.Linear(rows.width, rows.width).to(head.weight).requires_grad_(False)
-    edit.weight.copy_(torch.eye(rows.width).to(moves) + moves.T @ found[0])
-    edit.bias.copy_(-found[1] @ moves)
+    edit.weight.copy_(torch.eye(rows.width).to(moves) + moves.T @ detected[0])
+    edit.bias.copy_(-detected[1] @ moves)
     return nn.Sequential(edit, rest).train(head.training)
 
 
@@ -88,9 +88,9 @@ def detectors(rows: FeatureRows) -> tuple[Tensor, Tensor] | None:
     root = torch.linalg.cholesky(_within(rows))
     white = torch.linalg.solve_triangular(root, centred.T, upper=False)  # (width, classes)
     dual = torch.linalg.pinv(white, rtol=1e-9)  # row c: 1 - 1/classes on c, -1/classes elsewhere
-    found = torch.linalg.solve_triangular(root.T, dual.T, upper=True).T
-    inner = (found @ means.T).fill_diagonal_(0)
-    return found, inner.sum(1) / (rows.num_classes - 1)
+    weights = torch.linalg.solve_triangular(root.T, dual.T, upper=True).T
+    inner = (weights @ means.T).fill_diagonal_(0)
+    return weights, inner.sum(1) / (rows.num_classes - 1)
 
 
 def _within(rows: FeatureRows) -> Tensor:

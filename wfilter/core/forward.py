@@ -123,8 +123,8 @@ def run_part(
     gates, sets = gates_and_sets(wf, rows, 1)
     with ExitStack() as stack:
         stack.enter_context(running())
-        given = take_apart((args, kwargs))[0]
-        wanted = any(tensor.requires_grad for tensor in given)
+        tensors = take_apart((args, kwargs))[0]
+        wanted = any(tensor.requires_grad for tensor in tensors)
         stack.enter_context(gate_mode(wf, wf.known.latest, gates, differentiated=wanted))
         if wf.feature_rows is not None:
             stack.enter_context(head_mode(wf, wf.feature_rows.head_of(wf.base), sets))

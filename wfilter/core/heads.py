@@ -37,15 +37,15 @@ class Heads:
         return kept.repeat_interleave(width // self.count)
 
 
-def find_heads(model: nn.Module, found: Cutting) -> Iterator[Heads]:
+def find_heads(model: nn.Module, cutting: Cutting) -> Iterator[Heads]:
     """Attention modules with ``qkv``, ``proj`` and ``num_heads``, some of whose heads are closed.
 
     A head is closed when all that the projection reads of it is constant.
     """
     for path, module in model.named_modules():
-        uses = found.uses.get(f"{path}.proj.weight", [])
+        uses = cutting.uses.get(f"{path}.proj.weight", [])
         heads = getattr(module, "num_heads", None)
-        if len(uses) != 1 or not isinstance(heads, int) or f"{path}.qkv.weight" not in found.uses:
+        if len(uses) != 1 or not isinstance(heads, int) or f"{path}.qkv.weight" not in cutting.uses:
             continue
         constant = ~uses[0].channels().isnan().any(1)
         if heads < 2 or len(constant) % heads:
@@ -55,12 +55,12 @@ def find_heads(model: nn.Module, found: Cutting) -> Iterator[Heads]:
             yield Heads(path, heads, tuple(closed))
 
 
-def cut_heads(model: nn.Module, found: Cutting, heads: Heads) -> None:
+def cut_heads(model: nn.Module, cutting: Cutting, heads: Heads) -> None:
     """In place: take the closed heads of one module out."""
     module = model.get_submodule(heads.path)
-    inner = found.weights[f"{heads.path}.proj.weight"].shape[1]
+    inner = cutting.weights[f"{heads.path}.proj.weight"].shape[1]
     columns = heads.rows(inner)
-    found.fold(model, f"{heads.path}.proj.weight", ~columns)
+    cutting.fold(model, f"{heads.path}.proj.weight", ~columns)
     slice_tensor(model, f"{heads.path}.proj.weight", {1: columns})
     for name, tensor in list(module.get_submodule("qkv").named_parameters()):
         if len(tensor) == 3 * inner:

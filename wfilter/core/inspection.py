@@ -157,7 +157,7 @@ def find_sites(
     pinned: frozenset[int],
 ) -> tuple[Owned, ...]:
     """Each target's module, its tensor's name there, and its site: the same in all forwards."""
-    where, found = slices(targets), []
+    where, owned = slices(targets), []
     for index, target in enumerate(targets):
         if target.unit_axis is None or index in pinned:
             continue
@@ -170,13 +170,13 @@ def find_sites(
                 continue
             seen = findings[index]
             site = replace(site, layout=seen.layout, attended=seen.attended)
-        found.append((module, name, site))
-    return tuple(found)
+        owned.append((module, name, site))
+    return tuple(owned)
 
 
-def sites_now(found: Sequence[Owned]) -> dict[int, Site]:
+def sites_now(owned: Sequence[Owned]) -> dict[int, Site]:
     """By the tensors that the modules hold at this moment, as moving a model gives it others."""
-    return {id(_tensor(module, name)): site for module, name, site in found}
+    return {id(_tensor(module, name)): site for module, name, site in owned}
 
 
 def _tensor(module: nn.Module, name: str) -> object:

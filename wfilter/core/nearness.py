@@ -28,22 +28,22 @@ class Near:
     def __init__(self) -> None:
         self.in_doubt = False
 
-    def __call__(self, found: Tensor, expected: Tensor) -> bool:
+    def __call__(self, answered: Tensor, expected: Tensor) -> bool:
         """Equal up to rounding; NaN is equal to itself."""
-        if found.shape != expected.shape:
+        if answered.shape != expected.shape:
             return False
         if not expected.is_floating_point():
-            return torch.equal(found, expected)
-        if not torch.equal(found.isnan(), expected.isnan()):
+            return torch.equal(answered, expected)
+        if not torch.equal(answered.isnan(), expected.isnan()):
             return False
-        return not expected.numel() or self._is_rounding(found, expected)
+        return not expected.numel() or self._is_rounding(answered, expected)
 
-    def _is_rounding(self, found: Tensor, expected: Tensor) -> bool:
+    def _is_rounding(self, answered: Tensor, expected: Tensor) -> bool:
         """Measured by the spread, since an offset that all entries share must hide no difference.
 
         The last bits of large entries are always allowed.
         """
-        a, b = torch.nan_to_num(found.double()), torch.nan_to_num(expected.double())
+        a, b = torch.nan_to_num(answered.double()), torch.nan_to_num(expected.double())
         kind, size, error = expected.dtype, float(b.abs().max()), float((a - b).abs().max())
         spread = size if b.numel() == 1 else float(b.max() - b.min())
         sure = _SURELY.get(kind, 0.0) * spread + 32 * torch.finfo(kind).eps * size

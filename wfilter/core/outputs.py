@@ -38,12 +38,12 @@ class Inputs(NamedTuple):
     def key(self) -> object:
         """Equal for inputs that take the same way through a model: sizes, and what else is on."""
         sizes = tuple(self.images.shape[1:])
-        return (sizes, self._other_facts()) if self.others else sizes
+        return (sizes, self._other_keys()) if self.others else sizes
 
-    def _other_facts(self) -> tuple[tuple[str, str], ...]:
+    def _other_keys(self) -> tuple[tuple[str, str], ...]:
         own = self.per_sample()
-        facts = ((k, _fact(v, k in own)) for k, v in self.others.items())
-        return tuple(sorted(facts))
+        keys = ((k, _key_of(v, k in own)) for k, v in self.others.items())
+        return tuple(sorted(keys))
 
     def per_sample(self) -> dict[str, Tensor]:
         """The other inputs that have one entry per image: tensors as long as the batch."""
@@ -76,7 +76,7 @@ class Inputs(NamedTuple):
             yield self.of_samples(torch.tensor([sample]))
 
 
-def _fact(value: object, own: bool) -> str:
+def _key_of(value: object, own: bool) -> str:
     """What of an input can change a model's way: sizes of tensors, values of anything else."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {'batch' if own else ''}{tuple(value.shape[own:])}"

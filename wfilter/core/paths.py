@@ -184,8 +184,8 @@ def _sites(wf: FilteredModel, inspection: Inspection) -> dict[int, Site]:
         return make_sites(wf.base, wf.targets, findings, pinned)
     kept = wf.known.sites
     if kept is None or kept[0] is not inspection or kept[1] != pinned:
-        found = find_sites(wf.base, wf.targets, findings, pinned)
-        wf.known.sites = kept = inspection, pinned, found
+        owned = find_sites(wf.base, wf.targets, findings, pinned)
+        wf.known.sites = kept = inspection, pinned, owned
     return sites_now(kept[2])
 
 

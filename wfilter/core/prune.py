@@ -104,26 +104,26 @@ def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
     whole = copy.deepcopy(model).double().eval()
     images = _images(whole, example_input)
     try:
-        found = find_cuts(whole, images[0])
+        cutting = find_cuts(whole, images[0])
     except Exception as error:
         return _unchanged(model, images, f"the model could not be followed: {_line(error)}")
     work = copy.deepcopy(whole)
     expected = [_logits(whole, x) for x in images]
     refused: dict[int, str] = {}
-    todo = [list(found.blocks())]
+    todo = [list(cutting.blocks())]
     while todo:  # where a cut fails, its halves are tried, down to single blocks
         blocks = todo.pop()
-        why = _cannot(partial(found.cut_all, work, blocks), work, images, expected)
+        why = _cannot(partial(cutting.cut_all, work, blocks), work, images, expected)
         if why and len(blocks) > 1:
             todo += [blocks[len(blocks) // 2 :], blocks[: len(blocks) // 2]]
         elif why:
             refused |= dict.fromkeys(blocks[0], why)
     heads = [
         heads
-        for heads in find_heads(whole, found)
-        if not _cannot(partial(cut_heads, work, found, heads), work, images, expected)
+        for heads in find_heads(whole, cutting)
+        if not _cannot(partial(cut_heads, work, cutting, heads), work, images, expected)
     ]
-    return _finish(model, whole, work, found, refused, heads, images)
+    return _finish(model, whole, work, cutting, refused, heads, images)
 
 
 def _cannot(
@@ -188,7 +188,7 @@ def _finish(
     model: nn.Module,
     whole: nn.Module,
     work: nn.Module,
-    found: Cutting,
+    cutting: Cutting,
     refused: dict[int, str],
     heads: list[Heads],
     images: list[Tensor],
@@ -211,7 +211,7 @@ def _finish(
     return Pruned(
         made,
         cuts,
-        tuple(_left(found, refused, heads)),
+        tuple(_left(cutting, refused, heads)),
         (_count(model), _count(made)),
         worst,
         tuple(tuple(x.shape[1:]) for x in images),

@@ -106,7 +106,7 @@ def _is_right(wf: FilteredModel, target: Target, single: Inputs, row: Tensor) ->
         with kept(wf.base) as state:
             expected = take_apart(run_by_hand(wf, gateable(wf.base), single, row))[0]
             run_from(state, wf.base, single)
-            found = take_apart(run_path(wf, single, row))[0]
-        return all(map(Near(), found, expected))
+            answered = take_apart(run_path(wf, single, row))[0]
+        return all(map(Near(), answered, expected))
     except Exception:
         return False

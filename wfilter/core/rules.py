@@ -228,17 +228,17 @@ class InterceptMode(TorchFunctionMode):
             return self.other(func, args, kwargs)
         if not self.watches:
             return rule(self, func, args, kwargs)  # type: ignore[misc]
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if rule is not None and self._source(given[:1]) is None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if rule is not None and self._source(tensors[:1]) is None:
             return rule(self, func, args, kwargs)
-        source, result = self._source(given), self.other(func, args, kwargs)
+        source, result = self._source(tensors), self.other(func, args, kwargs)
         if source is not None and isinstance(result, Tensor):
             self.derived.append((*source, result))
         return result
 
-    def _source(self, given: Sequence[Tensor]) -> tuple[Site, torch.Size] | None:
+    def _source(self, tensors: Sequence[Tensor]) -> tuple[Site, torch.Size] | None:
         """The standardised target, with its shape, of which one of these tensors is made."""
-        for value in given:
+        for value in tensors:
             site = self.sites.get(id(value))
             if site is not None and site.standardised:
                 return site, value.shape

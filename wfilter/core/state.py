@@ -42,10 +42,10 @@ class Snapshot:
             put_back()
         changes = [undo() for undo in self._undo]
         changed = [pair for pair in self._dicts if (pair[0] or pair[1]) and not _same(*pair)]
-        for found, before in changed:
-            for key in [key for key in found if key not in before]:
-                del found[key]
-            found.update(before)
+        for now, before in changed:
+            for key in [key for key in now if key not in before]:
+                del now[key]
+            now.update(before)
         return any(changes) or bool(changed)
 
     def _keep(self, value: Any, depth: int) -> None:

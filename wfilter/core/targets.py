@@ -127,7 +127,7 @@ def _match_all(
 ) -> set[str]:
     """Names matched by any of the selectors; a selector that matches nothing is an error."""
     single = isinstance(selectors, (str, type)) or callable(selectors)
-    found: set[str] = set()
+    names: set[str] = set()
     for selector in [selectors] if single else list(selectors):  # type: ignore[arg-type]
         matched = (
             {
@@ -143,8 +143,8 @@ def _match_all(
         )
         if not matched:
             raise ValueError(_nothing_matched(model, list(parameters), selector, argument))
-        found |= matched
-    return found
+        names |= matched
+    return names
 
 
 def _matches(
@@ -228,8 +228,8 @@ def _refuse_derived_weight(model: nn.Module, path: str, name: str) -> None:
 
 def _projected(path: str) -> str:
     """What a module projects to, by its path: "q", "k", "v", several of them, or nothing."""
-    found = (_ATTENTION.fullmatch(part) for part in path.split(".")[-3:])
-    word = next((match[2] for match in found if match), "")
+    matches = (_ATTENTION.fullmatch(part) for part in path.split(".")[-3:])
+    word = next((match[2] for match in matches if match), "")
     return _LETTERS.get(word, word)
 
 

@@ -15,13 +15,13 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class InputFacts:
-    """What a model wants to see: the keyword arguments of `wfilter.data.load` of the same names.
+class InputFormat:
+    """What images a model takes: the keyword arguments of `wfilter.data.load` of the same names.
 
     Example:
         >>> from wfilter import data
-        >>> from wfilter.data.zoo import input_facts
-        >>> data.load("digits", "test", **vars(input_facts("wfilter:cnn-digits"))).image_shape
+        >>> from wfilter.data.zoo import input_format
+        >>> data.load("digits", "test", **vars(input_format("wfilter:cnn-digits"))).image_shape
         (1, 8, 8)
     """
 
@@ -31,10 +31,10 @@ class InputFacts:
     std: tuple[float, ...] = (1.0,)
 
 
-DIGITS, MNIST, CIFAR = InputFacts(8, 1), InputFacts(28, 1), InputFacts(32, 3)
+DIGITS, MNIST, CIFAR = InputFormat(8, 1), InputFormat(28, 1), InputFormat(32, 3)
 
 
-def _cnn(facts: InputFacts, num_classes: int, widths: tuple[int, ...], depth: int) -> nn.Module:
+def _cnn(inputs: InputFormat, num_classes: int, widths: tuple[int, ...], depth: int) -> nn.Module:
     """Blocks of ``depth`` convolutions with BatchNorm; each block halves the image.
 
     For colour images a 2 x 2 convolution stands in front, with room for the 12 patch directions of
@@ -42,8 +42,8 @@ def _cnn(facts: InputFacts, num_classes: int, widths: tuple[int, ...], depth: in
     what the head sees, so images of half the size fit as well.
     """
     layers: list[nn.Module] = []
-    width = facts.channels
-    if facts.channels == 3:
+    width = inputs.channels
+    if inputs.channels == 3:
         layers += [nn.Conv2d(3, 24, 2), nn.GELU()]
         width = 24
     for out in widths:
@@ -56,11 +56,11 @@ def _cnn(facts: InputFacts, num_classes: int, widths: tuple[int, ...], depth: in
     return nn.Sequential(*layers, *head)
 
 
-def _vgg16(facts: InputFacts, num_classes: int) -> nn.Module:
+def _vgg16(inputs: InputFormat, num_classes: int) -> nn.Module:
     """VGG-16-BN with a head of width 512; at 28 pixels its pools round up, 14, 7, 4, 2, 1."""
     from torchvision.models import vgg
 
-    model = _vgg(vgg.cfgs["D"], facts, num_classes)
+    model = _vgg(vgg.cfgs["D"], inputs, num_classes)
     for pool in model.modules():
         if isinstance(pool, nn.MaxPool2d):
             pool.ceil_mode = True
@@ -71,12 +71,12 @@ def _vgg16(facts: InputFacts, num_classes: int) -> nn.Module:
     return model
 
 
-def _vgg(layers: list[Any], facts: InputFacts, num_classes: int) -> nn.Module:
+def _vgg(layers: list[Any], inputs: InputFormat, num_classes: int) -> nn.Module:
     from torchvision.models import vgg
 
     features = vgg.make_layers(layers, batch_norm=True)
-    if facts.channels != 3:
-        features[0] = nn.Conv2d(facts.channels, layers[0], 3, padding=1)
+    if inputs.channels != 3:
+        features[0] = nn.Conv2d(inputs.channels, layers[0], 3, padding=1)
     width = next(entry for entry in reversed(layers) if entry != "M")
     with torch.device("meta"):  # VGG's own head of 120 million weights is never made
         model: Any = vgg.VGG(nn.Sequential(), num_classes, init_weights=False)
@@ -85,7 +85,7 @@ def _vgg(layers: list[Any], facts: InputFacts, num_classes: int) -> nn.Module:
     return cast(nn.Module, model)
 
 
-def _resnet18(facts: InputFacts, num_classes: int) -> nn.Module:
+def _resnet18(inputs: InputFormat, num_classes: int) -> nn.Module:
     """ResNet-18 with a 3 x 3 stem: at 32 pixels nothing is thrown away before the first block.
 
     At 28 pixels stem and pool keep their strides of 2, so that the blocks run at 7, 4, 2, 1: a
@@ -94,14 +94,14 @@ def _resnet18(facts: InputFacts, num_classes: int) -> nn.Module:
     from torchvision.models import resnet18
 
     model: Any = resnet18(num_classes=num_classes)
-    stride = 1 if facts.size == 32 else 2
-    model.conv1 = nn.Conv2d(facts.channels, 64, 3, stride, padding=1, bias=False)
-    if facts.size == 32:
+    stride = 1 if inputs.size == 32 else 2
+    model.conv1 = nn.Conv2d(inputs.channels, 64, 3, stride, padding=1, bias=False)
+    if inputs.size == 32:
         model.maxpool = nn.Identity()
     return cast(nn.Module, model)
 
 
-def _vit(facts: InputFacts, num_classes: int, **settings: Any) -> nn.Module:
+def _vit(inputs: InputFormat, num_classes: int, **settings: Any) -> nn.Module:
     """A timm ViT. Positions start at std 0.5 instead of 0.02, as large as the patches they join.
 
     On digits that took twelve epochs of training from 87 to 97 % right.
@@ -109,7 +109,7 @@ def _vit(facts: InputFacts, num_classes: int, **settings: Any) -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
     model: Any = VisionTransformer(
-        img_size=facts.size, in_chans=facts.channels, num_classes=num_classes, **settings
+        img_size=inputs.size, in_chans=inputs.channels, num_classes=num_classes, **settings
     )
     nn.init.normal_(model.pos_embed, std=0.5)
     return cast(nn.Module, model)
@@ -117,8 +117,8 @@ def _vit(facts: InputFacts, num_classes: int, **settings: Any) -> nn.Module:
 
 _VIT_TINY = partial(_vit, embed_dim=192, depth=12, num_heads=3)
 _VIT_SMALL = partial(_vit, embed_dim=384, depth=12, num_heads=6)
-BACKBONES: dict[str, tuple[Callable[[InputFacts, int], nn.Module], InputFacts]] = {
-    "cnn-digits": (lambda facts, n: _vgg([32, 32, "M", 64, 64, "M", 128, "M"], facts, n), DIGITS),
+BACKBONES: dict[str, tuple[Callable[[InputFormat, int], nn.Module], InputFormat]] = {
+    "cnn-digits": (lambda inputs, n: _vgg([32, 32, "M", 64, 64, "M", 128, "M"], inputs, n), DIGITS),
     "vit-digits": (
         partial(_vit, patch_size=2, embed_dim=64, depth=4, num_heads=4, mlp_ratio=2.0),
         DIGITS,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from wfilter.data.backbones import InputFacts
+from wfilter.data.backbones import InputFormat
 from wfilter.data.functions import unknown_name
 
 
@@ -89,17 +89,17 @@ def _class_of(config: Any) -> Any:
     return getattr(transformers, (named or list(classes))[0])
 
 
-def input_facts(name: str) -> InputFacts:
+def input_format(name: str) -> InputFormat:
     """Image size and normalisation: those of the stored image processor, or of the family's own.
 
     Example:
-        >>> input_facts("vit")
-        InputFacts(size=224, channels=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> input_format("vit")
+        InputFormat(size=224, channels=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     """
     config, processor = _configuration(name), _processor(name)
     seen = getattr(config, "vision_config", config)
     size = getattr(seen, "image_size", None) or getattr(processor, "crop_size", None)
-    return InputFacts(
+    return InputFormat(
         _edge(size or getattr(processor, "size", None) or 224),
         getattr(seen, "num_channels", 3),
         tuple(processor.image_mean),

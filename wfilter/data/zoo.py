@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import urllib.error
 import urllib.request
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from wfilter.data import hugging
-from wfilter.data.backbones import BACKBONES, InputFacts
+from wfilter.data.backbones import BACKBONES, InputFormat
 from wfilter.data.formats import cache_folder, data_root
 from wfilter.data.functions import find_function, unknown_name
 
@@ -50,8 +51,8 @@ def create(name: str, num_classes: int = 10) -> nn.Module:
     if name not in BACKBONES:
         raise ValueError(unknown_name("model", name, BACKBONES))
     _check_classes(num_classes)
-    make, facts = BACKBONES[name]
-    return make(facts, num_classes).eval()
+    make, inputs = BACKBONES[name]
+    return make(inputs, num_classes).eval()
 
 
 def build(
@@ -98,22 +99,22 @@ def _check_classes(num_classes: int) -> None:
         raise ValueError(f"num_classes={num_classes} is not a number of classes: pass 1 or more.")
 
 
-def input_facts(spec: str) -> InputFacts:
+def input_format(spec: str) -> InputFormat:
     """The image size, channels and normalisation that the model called ``spec`` wants.
 
     Example:
-        >>> input_facts("timm:vit_tiny_patch16_224")
-        InputFacts(size=224, channels=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        >>> input_format("timm:vit_tiny_patch16_224")
+        InputFormat(size=224, channels=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     """
     source, _, name = spec.partition(":")
     if source == "wfilter" and name in BACKBONES:
         return BACKBONES[name][1]
     if source == "timm":
-        return _timm_facts(name)
+        return _timm_format(name)
     if source == "torchvision":
-        return _torchvision_facts(name)
+        return _torchvision_format(name)
     if source == "transformers":
-        return hugging.input_facts(name)
+        return hugging.input_format(name)
     raise ValueError(f"What {spec!r} wants to see is not known: give size, channels, mean and std.")
 
 
@@ -259,21 +260,21 @@ _SOURCES = {
 }
 
 
-def _timm_facts(name: str) -> InputFacts:
+def _timm_format(name: str) -> InputFormat:
     import timm
 
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(unknown_name("timm model", name, timm.list_models()))
     config: Any = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     channels, size, _ = config.input_size
-    return InputFacts(size, channels, tuple(config.mean), tuple(config.std))
+    return InputFormat(size, channels, tuple(config.mean), tuple(config.std))
 
 
-def _torchvision_facts(name: str) -> InputFacts:
+def _torchvision_format(name: str) -> InputFormat:
     models = _torchvision_models()
     _check_torchvision(name)
     preset = models.get_model_weights(name)["DEFAULT"].transforms()
-    return InputFacts(preset.crop_size[0], 3, tuple(preset.mean), tuple(preset.std))
+    return InputFormat(preset.crop_size[0], 3, tuple(preset.mean), tuple(preset.std))
 
 
 def _check_torchvision(name: str) -> None:
@@ -314,3 +315,15 @@ def _some(names: list[str]) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+_OLD_NAMES = {"InputFacts": "InputFormat", "input_facts": "input_format"}
+
+
+def __getattr__(name: str) -> Any:
+    """`InputFormat` and `input_format` by their old names."""
+    if name in _OLD_NAMES:
+        new = _OLD_NAMES[name]
+        warnings.warn(f"zoo.{name} is now zoo.{new}.", DeprecationWarning, stacklevel=2)
+        return globals()[new]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

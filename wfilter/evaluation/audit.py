@@ -22,7 +22,7 @@ from wfilter.core.model import FilteredModel
 from wfilter.data.reading import as_batches
 from wfilter.evaluation.render import aligned, number, piped
 from wfilter.evaluation.report import Report
-from wfilter.evaluation.run import as_method, num_classes, report_on, with_facts
+from wfilter.evaluation.run import as_method, num_classes, report_on, with_origin
 from wfilter.evaluation.verdict import FEATURES, OUTPUTS, RULE, Verdict, verdict
 from wfilter.metrics.method import Method, run
 from wfilter.metrics.problem import Budget, Problem
@@ -175,9 +175,9 @@ def audit(
         raise ValueError("there is no class to audit: pass forget=.")
     names = [n for n in METRICS if n != "zrf" or problem.resettable]
     report = Report.join(report_on(method, problem, names) for method in methods)
-    images = {**report.facts, "images": image_counts(problem)}
+    images = {**report.conditions, "images": image_counts(problem)}
     took = round(time.perf_counter() - start, 1)
-    return Audit(with_facts(replace(report, facts=images), names, problem, took))
+    return Audit(with_origin(replace(report, conditions=images), names, problem, took))
 
 
 def _name(model: Models) -> str:

@@ -52,17 +52,19 @@ ONLY_FOR = {
 """Settings of a budget, by how their names begin, and the one metric that reads them."""
 
 
-def facts_to_show(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts without what is empty, and without budgets of metrics that were not measured.
+def conditions_to_show(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Conditions without what is empty, and without budgets of metrics that were not measured.
 
     Example:
-        >>> facts_to_show({"metrics": ["zrf"], "budget": {"zrf_draws": 3, "curve_steps": 20}})
+        >>> conditions_to_show({"metrics": ["zrf"], "budget": {"zrf_draws": 3, "curve_steps": 20}})
         {'metrics': ['zrf'], 'budget': {'zrf_draws': 3}}
     """
-    shown = {name: value for name, value in facts.items() if value != []}
-    if "metrics" in facts and isinstance(facts.get("budget"), Mapping):
-        unused = tuple(name for name, metric in ONLY_FOR.items() if metric not in facts["metrics"])
-        spent = {k: v for k, v in facts["budget"].items() if not k.startswith(unused)}
+    shown = {name: value for name, value in conditions.items() if value != []}
+    if "metrics" in conditions and isinstance(conditions.get("budget"), Mapping):
+        unused = tuple(
+            name for name, metric in ONLY_FOR.items() if metric not in conditions["metrics"]
+        )
+        spent = {k: v for k, v in conditions["budget"].items() if not k.startswith(unused)}
         shown["budget"] = spent
     return shown
 

@@ -163,7 +163,7 @@ def _escaped(text: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """Mappings and lists of facts in one line.
+    """A value of a report's conditions in one line.
 
     Example:
         >>> plain({"torch": "2.9", "sizes": [2, 3]})

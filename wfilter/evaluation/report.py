@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from wfilter.core.renamed import renamed_fields
 from wfilter.evaluation import joining
 from wfilter.evaluation.notes import (
-    facts_to_show,
+    conditions_to_show,
     listed,
     partly_measured,
     routing_lines,
     weak_bar,
 )
 from wfilter.evaluation.render import Change, Comparison, Table, aligned, number, piped, plain
-from wfilter.evaluation.stored import report_fields
+from wfilter.evaluation.stored import report_fields, stored_fields
 from wfilter.metrics.accuracy import average_gap, routing_distance
 from wfilter.metrics.cells import Column, Row
 from wfilter.metrics.depth import information_index
@@ -38,16 +39,17 @@ FIRST = ("original", "retrained", "random network")
 """Methods that stand above the others: what all of them are compared with."""
 
 
+@renamed_fields(facts="conditions")
 @dataclass(frozen=True)
 class Report:
-    """A table of methods by metrics, with the facts needed to judge and repeat it.
+    """A table of methods by metrics, with what is needed to judge and repeat it.
 
     Attributes:
         columns: The metrics, in the order of the table.
         rows: Method -> column name -> numbers.
         classes: The classes that were forgotten, one at a time.
         class_names: A name for each class of the model, or ``None``.
-        facts: Seed, versions, machine, data and budgets.
+        conditions: What it was measured with: seed, versions, machine, data and budgets.
         details: What no cell can hold: confusions, routings, curves, by method and class.
 
     Example:
@@ -65,7 +67,7 @@ class Report:
     rows: Mapping[str, Row]
     classes: tuple[int, ...]
     class_names: tuple[str, ...] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
     # ---- reading ------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class Report:
         answer, in closed form), not with another training. Without ``row`` that of the mean.
         """
         cell, over = self.rows[method].get(column), self.column(column).over
-        counts = self.facts.get("images", {}).get(over, {})
+        counts = self.conditions.get("images", {}).get(over, {})
         if cell is None or not counts or not cell.by_class:
             return None
         chosen = cell.by_class if row is None else {row: cell.by_class.get(row)}
@@ -210,7 +212,7 @@ class Report:
             joining.rows(parts),
             classes,
             parts[0].class_names,
-            dict(parts[0].facts),
+            dict(parts[0].conditions),
             joining.details(parts),
         )
 
@@ -298,8 +300,9 @@ class Report:
         return f"Forgetting one class at a time: {named}"
 
     def notes(self) -> list[str]:
-        """Facts and remarks, one line each."""
-        lines = [f"{name}: {plain(value)}" for name, value in facts_to_show(self.facts).items()]
+        """Conditions and remarks, one line each."""
+        shown = conditions_to_show(self.conditions)
+        lines = [f"{name}: {plain(value)}" for name, value in shown.items()]
         return [*lines, *partly_measured(self), *weak_bar(self), *routing_lines(self)]
 
     def __str__(self) -> str:
@@ -339,7 +342,9 @@ class Report:
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it, as `from_json` reads it; written to ``path`` too if given."""
         text = json.dumps(
-            {"format": 1, **asdict(self)}, indent=None if path is None else 1, allow_nan=False
+            {"format": 1, **stored_fields(asdict(self))},
+            indent=None if path is None else 1,
+            allow_nan=False,
         )
         if path is not None:
             Path(path).write_text(text + "\n", encoding="utf-8")

@@ -101,7 +101,7 @@ def evaluate(
     parts += _controls(names, methods, problem)
     report = Report.join(parts)
     took = round(time.perf_counter() - start, 1)
-    return with_facts(report, names, problem, took)
+    return with_origin(report, names, problem, took)
 
 
 def compare(
@@ -197,7 +197,7 @@ def report_on(method: Method, problem: Problem, metrics: Iterable[str] = CHEAP) 
     columns = tuple(column for each in ordered for column in each.columns(problem))
     rows = {method.name: cells}
     return Report(
-        columns, rows, problem.classes, problem.class_names, _facts(problem, names), details
+        columns, rows, problem.classes, problem.class_names, _conditions(problem, names), details
     )
 
 
@@ -344,10 +344,10 @@ def num_classes(model: nn.Module, batches: Any) -> int:
     return int(run(model, labelled(first, "data")[0][:1]).shape[-1])
 
 
-# ---- facts ------------------------------------------------------------------------------------
+# ---- conditions -------------------------------------------------------------------------------
 
 
-def _facts(problem: Problem, names: Sequence[str]) -> dict[str, Any]:
+def _conditions(problem: Problem, names: Sequence[str]) -> dict[str, Any]:
     python = platform.python_version()
     budget = asdict(problem.budget) | {"retain_rows": problem.retain_rows or "all"}
     return {
@@ -372,7 +372,7 @@ def _counted(problem: Problem) -> dict[str, int]:
     return {"in all": int(problem.counts[1].sum()), "of a forgotten class, at least": fewest}
 
 
-def with_facts(report: Report, names: Sequence[str], problem: Problem, took: float) -> Report:
+def with_origin(report: Report, names: Sequence[str], problem: Problem, took: float) -> Report:
     """The report, knowing which original it is about and how long it took."""
     more: dict[str, Any] = {
         "original": fingerprint(problem.base)[:16],
@@ -380,4 +380,4 @@ def with_facts(report: Report, names: Sequence[str], problem: Problem, took: flo
     }
     if "zrf" in names and not any("ZRF" in row for row in report.rows.values()):
         more["left out"] = "zrf: no random network could be made of this model; pass factory="
-    return replace(report, facts={**report.facts, **more})
+    return replace(report, conditions={**report.conditions, **more})

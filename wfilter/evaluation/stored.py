@@ -7,6 +7,16 @@ from typing import Any
 from wfilter.metrics.cells import Cell, Column
 
 
+def stored_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a report as files of format 1 name them: its conditions are ``facts`` there.
+
+    Example:
+        >>> stored_fields({"classes": (3,), "conditions": {"seed": 0}})
+        {'classes': (3,), 'facts': {'seed': 0}}
+    """
+    return {"facts" if name == "conditions" else name: value for name, value in fields.items()}
+
+
 def report_fields(stored: dict[str, Any]) -> dict[str, Any]:
     """The fields of a report, from what ``Report.to_json`` wrote.
 
@@ -27,7 +37,7 @@ def report_fields(stored: dict[str, Any]) -> dict[str, Any]:
         },
         "classes": tuple(stored["classes"]),
         "class_names": None if names is None else tuple(names),
-        "facts": _int_keys(stored["facts"]),
+        "conditions": _int_keys(stored["facts"]),
         "details": _int_keys(stored["details"]),
     }
 

@@ -66,7 +66,8 @@ def export(
             compiler and half a minute or more. Open it with `load_exported`.
 
     Returns:
-        The file's facts; its logits were compared with the model's on batches of three sizes.
+        The file, its inputs and its size. Its logits were compared with the model's on batches of
+        three sizes.
 
     Raises:
         ValueError: The suffix or ``forget`` is unknown, or the model cannot be traced or compiled.
@@ -203,10 +204,10 @@ def _write_package(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -
 
 
 def _takes(network: nn.Module, images: Tensor, *forget: Tensor) -> Takes:
-    facts = tuple(images.shape[1:]), str(images.dtype), images.device.type
+    images_taken = tuple(images.shape[1:]), str(images.dtype), images.device.type
     if not isinstance(network, _Graph):
-        return Takes(*facts)
-    return Takes(*facts, network.wf.num_classes, forget[0].dtype == torch.bool)
+        return Takes(*images_taken)
+    return Takes(*images_taken, network.wf.num_classes, forget[0].dtype == torch.bool)
 
 
 def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:

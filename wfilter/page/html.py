@@ -153,11 +153,11 @@ def table(
     )
 
 
-def facts_list(facts: Mapping[str, object]) -> str:
+def name_value_list(named: Mapping[str, object]) -> str:
     """Names and values in a line that wraps."""
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
-        for name, value in facts.items()
+        for name, value in named.items()
     )
     return f"<dl>{items}</dl>"
 

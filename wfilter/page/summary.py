@@ -35,10 +35,10 @@ PICTURE = (
 )
 
 
-def header(make: Maker, heading: str, facts: Mapping[str, object]) -> str:
+def header(make: Maker, heading: str, about: Mapping[str, object]) -> str:
     """Heading, sentence, picture, four numbers, an image of each class, and what was measured."""
     known = {
-        **facts,
+        **about,
         "measured on": f"{len(make.sample.labels)} images",
         "right before": percent(metrics.accuracy(make.base_logits, make.sample.labels)),
     }
@@ -51,7 +51,7 @@ def header(make: Maker, heading: str, facts: Mapping[str, object]) -> str:
     return (
         f'<header id="summary"><h1>{escape(heading)}</h1><p class="lead">{_sentence(make)}</p>'
         + html.columns([html.figure(picture, caption)], [_numbers(make), _examples(make)])
-        + f"{html.facts_list(known)}</header>"
+        + f"{html.name_value_list(known)}</header>"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from wfilter import explain
 from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
+from wfilter.core.renamed import renamed_keywords
 from wfilter.data.images import ImageSet
 from wfilter.evaluation.audit import Audit
 from wfilter.page import html
@@ -29,13 +30,14 @@ FOOTER = (
 )
 
 
+@renamed_keywords(facts="about")
 def write_page(
     wf: FilteredModel,
     data: ImageSet | Iterable[Any],
     path: str | Path,
     *,
     title: str = "",
-    facts: Mapping[str, object] | None = None,
+    about: Mapping[str, object] | None = None,
     history: History | None = None,
     classes: Sequence[int | str] | None = None,
     layers: Sequence[str] | None = None,
@@ -52,7 +54,7 @@ def write_page(
             stretched to full contrast, since their normalisation is not known.
         path: The file to write.
         title: The heading; by default the model's class.
-        facts: Shown in the header: model, data, recipe, figures measured elsewhere.
+        about: Shown in the header: model, data, recipe, figures measured elsewhere.
         history: Of untraining, to show its course.
         classes: Those with a panel of their own; by default the first 20 with images.
         layers: Targets to draw; by default the first, the intermediate and the last live one.
@@ -101,7 +103,7 @@ def write_page(
             alike(make),
             *(audit_sections(audit, Path(folder)) if audit is not None else ()),
         ]
-        text = html.document(heading, header(make, heading, facts or {}), sections, FOOTER)
+        text = html.document(heading, header(make, heading, about or {}), sections, FOOTER)
         Path(path).write_text(text, encoding="utf-8")
     return Path(path)
 

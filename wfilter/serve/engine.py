@@ -14,7 +14,7 @@ from torch import Tensor
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
 from wfilter.data import zoo
-from wfilter.data.backbones import InputFacts
+from wfilter.data.backbones import InputFormat
 from wfilter.files.checkpoint import FILE, load
 from wfilter.files.exported import load_exported
 from wfilter.serve.settings import Settings
@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 TRUSTED = zoo.TRUSTED
-RUN_FACTS = "settings.toml"
+RUN_SETTINGS = "settings.toml"
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,14 +47,14 @@ class Engine:
 
     Attributes:
         wf: The model; the only thing asked about gates.
-        facts: What images must look like.
+        inputs: What images must look like.
         forward: Images and bool sets ``(batch, num_classes)`` to logits.
         class_names: One for each output.
         dataset: What the model was untrained on, if that is known.
     """
 
     wf: FilteredModel
-    facts: InputFacts
+    inputs: InputFormat
     forward: Forward
     class_names: tuple[str, ...]
     dataset: str | None = None
@@ -105,24 +105,24 @@ def open_engine(settings: Settings) -> Engine:
     file = file / FILE if file.is_dir() else file
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist. Make it with wfilter untrain or demo.")
-    known = _run_facts(file.parent, settings)
+    known = _run_settings(file.parent, settings)
     network = zoo.build(
         known["model"],
         num_classes=known.get("num_classes") or _classes_of(file),
         pretrained=known.get("pretrained", False),
         weights=known.get("weights"),
     )
-    facts = _input_facts(known)
-    example = torch.zeros(1, facts.channels, facts.size, facts.size)
+    inputs = _input_format(known)
+    example = torch.zeros(1, inputs.channels, inputs.size, inputs.size)
     wf = load(file, network, example_input=example).eval()
     names = wf.class_names or tuple(map(str, range(wf.num_classes)))
-    forward = _forward(wf, settings, facts)
-    return Engine(wf, facts, forward, tuple(names), known.get("dataset"))
+    forward = _forward(wf, settings, inputs)
+    return Engine(wf, inputs, forward, tuple(names), known.get("dataset"))
 
 
-def _run_facts(folder: Path, settings: Settings) -> dict[str, Any]:
+def _run_settings(folder: Path, settings: Settings) -> dict[str, Any]:
     """What the run kept about its model, and what the settings say instead."""
-    beside = folder / RUN_FACTS
+    beside = folder / RUN_SETTINGS
     known: dict[str, Any] = tomllib.loads(beside.read_text()) if beside.is_file() else {}
     source = str(known.get("model", "")).partition(":")[0]
     if settings.model is None and source not in TRUSTED:
@@ -138,8 +138,8 @@ def _run_facts(folder: Path, settings: Settings) -> dict[str, Any]:
         weights = zoo.weights_path(settings.model or known["model"], known.get("data"))
     elif weights and not settings.weights:
         weights = folder / weights
-    given = {"model": settings.model, "size": settings.size}
-    return {**known, **{k: v for k, v in given.items() if v is not None}, "weights": weights}
+    overrides = {"model": settings.model, "size": settings.size}
+    return {**known, **{k: v for k, v in overrides.items() if v is not None}, "weights": weights}
 
 
 def _classes_of(file: Path) -> int:
@@ -150,25 +150,25 @@ def _classes_of(file: Path) -> int:
         return int(opened.get_slice(first).get_shape()[0])
 
 
-def _input_facts(known: dict[str, Any]) -> InputFacts:
-    facts = zoo.input_facts(known["model"])
-    size = known.get("size") or facts.size
-    return InputFacts(size, facts.channels, facts.mean, facts.std)
+def _input_format(known: dict[str, Any]) -> InputFormat:
+    inputs = zoo.input_format(known["model"])
+    size = known.get("size") or inputs.size
+    return InputFormat(size, inputs.channels, inputs.mean, inputs.std)
 
 
-def _forward(wf: FilteredModel, settings: Settings, facts: InputFacts) -> Forward:
+def _forward(wf: FilteredModel, settings: Settings, inputs: InputFormat) -> Forward:
     def eager(images: Tensor, sets: Tensor) -> Tensor:
         with torch.inference_mode():
             return logits_of(wf(images, forget=sets))
 
     if settings.engine == "eager":
-        _compare(eager, eager, wf.num_classes, facts, settings.batch_size)
+        _compare(eager, eager, wf.num_classes, inputs, settings.batch_size)
         return eager
     if settings.engine == "compiled":
         other = _compiled(wf, settings)
     else:
         other = _from_file(Path(settings.engine))
-    _compare(eager, other, wf.num_classes, facts, settings.batch_size)
+    _compare(eager, other, wf.num_classes, inputs, settings.batch_size)
     return other
 
 
@@ -190,20 +190,23 @@ def _from_file(path: Path) -> Forward:
     return load_exported(path)
 
 
-def _compare(eager: Forward, other: Forward, classes: int, facts: InputFacts, largest: int) -> None:
+def _compare(
+    eager: Forward, other: Forward, classes: int, inputs: InputFormat, largest: int
+) -> None:
     """Run batches of several sizes, also to warm up; refuse an engine of another model."""
     generator = torch.Generator().manual_seed(0)
     for count in sorted({1, 2, 3, largest}):
-        images = torch.rand(count, facts.channels, facts.size, facts.size, generator=generator)
+        images = torch.rand(count, inputs.channels, inputs.size, inputs.size, generator=generator)
         sets = torch.rand(count, classes, generator=generator) < 0.3
-        expected, found = eager(images, sets), other(images, sets)
+        expected, answered = eager(images, sets), other(images, sets)
         if expected.shape != (count, classes):
             raise ValueError(
                 f"the model's output has shape {tuple(expected.shape)}.\n"
                 f"A server needs logits of shape {(count, classes)}."
             )
         scale = max(1.0, float(expected.abs().max()))
-        if found.shape != expected.shape or float((expected - found).abs().max()) > 1e-3 * scale:
+        same_shape = answered.shape == expected.shape
+        if not same_shape or float((expected - answered).abs().max()) > 1e-3 * scale:
             raise ValueError(
                 "the engine answers differently from the run's own model. Export it anew: "
                 "wfilter export RUN --forget sets --out FILE."

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wfilter.data.backbones import InputFacts
+from wfilter.data.backbones import InputFormat
 from wfilter.serve.limits import Refusal
 
 FORMATS = ("JPEG", "PNG")
@@ -18,31 +18,31 @@ MOST_SCANS = 20  # of the largest image allowed; a progressive JPEG is gone thro
 SHORT_SIDE = 8 / 7  # of the size, before the centre is cut out, as wfilter.data reads image files
 
 
-def decode(content: bytes, facts: InputFacts, most_pixels: int = 25_000_000) -> Tensor:
+def decode(content: bytes, inputs: InputFormat, most_pixels: int = 25_000_000) -> Tensor:
     """One image as the model wants to see it: float32 ``(channels, size, size)``.
 
     Args:
         content: A JPEG or PNG file.
-        facts: Size, channels and normalisation.
+        inputs: Size, channels and normalisation.
         most_pixels: Looked at before anything is decoded.
 
     Raises:
         Refusal: 400 for what is no whole JPEG or PNG, 413 for too many pixels.
 
     Example:
-        >>> decode(b"GIF89a", InputFacts(8, 1))
+        >>> decode(b"GIF89a", InputFormat(8, 1))
         Traceback (most recent call last):
         ...
         wfilter.serve.limits.Refusal: the image is no JPEG or PNG file.
     """
     image = _opened(content, most_pixels)
     try:
-        pixels = _square(_upright(image, facts.channels), facts.size)
+        pixels = _square(_upright(image, inputs.channels), inputs.size)
     except Exception as error:  # Pillow has no common class for what a broken file can raise
         raise Refusal(400, "the image is damaged or cut short.") from error
-    array = torch.from_numpy(np.array(pixels)).view(facts.size, facts.size, facts.channels)
+    array = torch.from_numpy(np.array(pixels)).view(inputs.size, inputs.size, inputs.channels)
     values = array.permute(2, 0, 1).float().div_(255)
-    return values.sub_(_per_channel(facts.mean)).div_(_per_channel(facts.std))
+    return values.sub_(_per_channel(inputs.mean)).div_(_per_channel(inputs.std))
 
 
 def _opened(content: bytes, most_pixels: int) -> Any:

@@ -159,7 +159,7 @@ def samples(engine: Engine) -> list[dict[str, Any]]:
     if engine.dataset is None:
         return []
     try:
-        images = data.load(engine.dataset, "test", **vars(engine.facts))
+        images = data.load(engine.dataset, "test", **vars(engine.inputs))
     except (FileNotFoundError, ValueError):
         return []
     own = (images.labels == torch.arange(images.num_classes)[:, None]).int()

@@ -106,11 +106,11 @@ class _Reader:
     def policy(self, table: dict[str, Any]) -> Policy:
         for key in table.keys() - {"tenants"}:
             self.wrong(f"{key!r} is unknown. A policy has [tenants.NAME] tables.", key=key)
-        given = table.get("tenants")
-        if not isinstance(given, dict) or not given:
+        tables = table.get("tenants")
+        if not isinstance(tables, dict) or not tables:
             self.wrong("there is no tenant. Add a table [tenants.NAME] with forget and tokens.")
-            given = {}
-        tenants = {name: self.tenant(name, values) for name, values in given.items()}
+            tables = {}
+        tenants = {name: self.tenant(name, values) for name, values in tables.items()}
         return Policy(self.version, tenants, self.holders(tenants.values()))
 
     def tenant(self, name: str, values: Any) -> Tenant:
@@ -140,9 +140,9 @@ class _Reader:
 
     def classes(self, name: str, values: dict[str, Any]) -> Iterator[int]:
         """The indices of a tenant's classes, given by name or index."""
-        given = self.list(name, values, "forget", "[] for a tenant that may recognise every class")
-        found = [self.index(name, value) for value in given]
-        indices = [index for index in found if index is not None]
+        remedy = "[] for a tenant that may recognise every class"
+        read = [self.index(name, value) for value in self.list(name, values, "forget", remedy)]
+        indices = [index for index in read if index is not None]
         for index in {index for index in indices if indices.count(index) > 1}:
             listed = self.class_names[index]
             self.wrong(f"tenant {name!r} forgets {listed!r} twice. Name it once.", name, "forget")
@@ -180,18 +180,18 @@ class _Reader:
                 self.wrong(words, name, "tokens", value)
 
     def holders(self, tenants: Any) -> dict[str, tuple[Tenant, HashedToken]]:
-        found: dict[str, tuple[Tenant, HashedToken]] = {}
+        holders: dict[str, tuple[Tenant, HashedToken]] = {}
         for tenant in tenants:
             for token in tenant.tokens:
-                if token.id in found:
-                    other = found[token.id][0].name
+                if token.id in holders:
+                    other = holders[token.id][0].name
                     where = "twice" if other == tenant.name else f"in tenant {other!r} too"
                     words = (
                         f"a token of tenant {tenant.name!r} stands {where}. Keep it in one place."
                     )
                     self.wrong(words, tenant.name, "tokens", token.line)
-                found[token.id] = (tenant, token)
-        return found
+                holders[token.id] = (tenant, token)
+        return holders
 
     def list(self, name: str, values: dict[str, Any], key: str, remedy: str) -> Sequence[Any]:
         """A list that must be there: half a table is then never taken for a whole one."""

@@ -139,8 +139,8 @@ class Service:
     async def decoded(self, content: bytes) -> Tensor:
         """One image, decoded aside."""
         loop = asyncio.get_running_loop()
-        facts, pixels = self.engine.facts, self.settings.pixels
-        return await loop.run_in_executor(self._decoders, decode, content, facts, pixels)
+        inputs, pixels = self.engine.inputs, self.settings.pixels
+        return await loop.run_in_executor(self._decoders, decode, content, inputs, pixels)
 
     async def aside(self, work: Callable[[], Any]) -> Any:
         """Work with the model, done in the one thread that may use it."""

@@ -55,14 +55,14 @@ class PolicyFile:
     def current(self) -> Policy:
         """The policy in force now; costs one look at the file's date unless it changed."""
         try:
-            facts = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError as error:
             self._missing = self._say(self._missing, f"{self.path}: {error.strerror}")
             return self._policy
-        if not stat.S_ISREG(facts.st_mode):  # to read a pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # to read a pipe would wait for ever
             self._missing = self._say(self._missing, f"{self.path} is not a file.")
             return self._policy
-        self._missing, stamp = None, _stamp(facts)
+        self._missing, stamp = None, _stamp(status)
         if stamp != self._seen and self._whole(stamp):
             self._reload(stamp)
         return self._policy
@@ -132,5 +132,5 @@ class _Changing(PolicyError):
     """The file was written to while it was read."""
 
 
-def _stamp(facts: os.stat_result) -> Stamp:
-    return facts.st_ino, facts.st_mtime_ns, facts.st_size
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_ino, status.st_mtime_ns, status.st_size

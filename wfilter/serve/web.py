@@ -169,9 +169,9 @@ def _docs(schema: dict[str, Any]) -> str:
     """The description as a page that needs no script and no network."""
     rows = "".join(
         f"<tr><td>{escape(method.upper())}</td><td>{escape(path)}</td>"
-        f"<td>{escape(facts.get('summary', ''))}</td></tr>"
+        f"<td>{escape(operation.get('summary', ''))}</td></tr>"
         for path, methods in schema["paths"].items()
-        for method, facts in methods.items()
+        for method, operation in methods.items()
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>wfilter API</title>'

@@ -27,7 +27,7 @@ from wfilter.untraining.recipes import LINEAR
 from wfilter.untraining.rounds import Rounds
 from wfilter.untraining.sample import take_sample
 from wfilter.untraining.solve import untrain_linear
-from wfilter.untraining.stages import WITHOUT_STEPS, Facts, Stage, choose_stages
+from wfilter.untraining.stages import WITHOUT_STEPS, Outline, Stage, choose_stages
 from wfilter.untraining.state import Keeper
 
 
@@ -59,8 +59,10 @@ class AutoRun(Rounds):
             layer = target.name.rpartition(".")[0]
             units[layer] = units.get(layer, 0) + target.units
         element = self.wf.granularity == "element"
-        facts = Facts(tuple(units.values()), self.wf.num_classes, element, self.head is not None)
-        stages, why = choose_stages(facts)
+        outline = Outline(
+            tuple(units.values()), self.wf.num_classes, element, self.head is not None
+        )
+        stages, why = choose_stages(outline)
         self.history.choices.append(f"{why}; no feature rows: {reason}" if reason else why)
         return stages
 
@@ -118,9 +120,9 @@ class AutoRun(Rounds):
             self.begin(fresh=True)
             self.best, self.latest, self.more = None, None, self._champion()
         self.keep()
-        found = self.learn(keeper, bar)
-        self._crown(found, f"{self.stage}, {self.step} steps; {self.kept.where}")
-        return found.is_met(self.recipe)
+        judgement = self.learn(keeper, bar)
+        self._crown(judgement, f"{self.stage}, {self.step} steps; {self.kept.where}")
+        return judgement.is_met(self.recipe)
 
     # ---- judging ------------------------------------------------------------------------------
 
@@ -128,20 +130,20 @@ class AutoRun(Rounds):
         names = ("champion", "champion_stage", "champion_met")
         return {name: self.more[name] for name in names if name in self.more}
 
-    def _crown(self, found: Judgement, what: str) -> bool:
+    def _crown(self, judgement: Judgement, what: str) -> bool:
         """Remember the stage if it is the best so far; whether it is."""
-        met, score = found.is_met(self.recipe), found.score(self.recipe)
+        met, score = judgement.is_met(self.recipe), judgement.score(self.recipe)
         said = "meets the bar" if met else "falls short"
-        self.history.choices.append(f"{what}: {said}: {found.figures()}")
+        self.history.choices.append(f"{what}: {said}: {judgement.figures()}")
         if not met and score >= self.best_loss:
             return False
         self.best_loss = score
         self.more["champion"] = self.wf.alphas.detach().clone()
         self.more["champion_stage"] = torch.tensor(self.epoch)
         self.more["champion_met"] = torch.tensor(met)
-        self.history.rows = found.rows()
+        self.history.rows = judgement.rows()
         means = "feature rows (all gates open)" if self.stage.gates == "reroute" else "gates"
-        self.history.verdict = verdict(found, self.recipe, self._name, means, self._advice())
+        self.history.verdict = verdict(judgement, self.recipe, self._name, means, self._advice())
         return True
 
     def _reroute(self) -> bool:
@@ -152,12 +154,12 @@ class AutoRun(Rounds):
             self.instant = Instant.look(self.wf, self.sample, self.head)
         instant, classes = self.instant, self.wf.num_classes
         rows = instant.rows()
-        found = judge(instant.answer(rows), self.sample, instant.base, classes, self.seed)
+        judgement = judge(instant.answer(rows), self.sample, instant.base, classes, self.seed)
         before = self.wf.alphas.detach().clone(), self.wf.hard
         if not instant.attach(rows):
             self.history.choices.append("reroute: the model answers otherwise than its head alone")
-        elif self._crown(found, f"reroute, {rows.extra_repr()}"):
-            return found.is_met(self.recipe)
+        elif self._crown(judgement, f"reroute, {rows.extra_repr()}"):
+            return judgement.is_met(self.recipe)
         self.wf.feature_rows = None
         with torch.no_grad():
             self.wf.alphas.copy_(before[0])

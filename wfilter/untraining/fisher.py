@@ -71,8 +71,8 @@ def information(
         >>> wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
         >>> images, free = torch.randn(5, 4), torch.tensor([True, True, False])
         >>> batches = [torch.arange(5)]
-        >>> found = information(wf, batches, images.__getitem__, free, torch.Generator())
-        >>> found.whole, found.tensor.shape
+        >>> fisher = information(wf, batches, images.__getitem__, free, torch.Generator())
+        >>> fisher.whole, fisher.tensor.shape
         (True, torch.Size([3, 3]))
     """
     whole, units, count = len(free) <= WHOLE, int(free.sum()), sum(map(len, batches))

@@ -158,11 +158,11 @@ def _covariances(statistics: FeatureStatistics, rank: int, prior: float) -> list
     within, fewest = statistics.within, float(statistics.counts.min())
     if len(statistics.products) == 1 or fewest < IMAGES_PER_FACTOR * rank:
         return [within]
-    found = []
+    covariances = []
     for count, mean, product in zip(statistics.counts, statistics.means, statistics.products):
         own = product - count * torch.outer(mean, mean)
-        found.append((own + prior * within) / (count + prior))
-    return found
+        covariances.append((own + prior * within) / (count + prior))
+    return covariances
 
 
 def _factors(covariance: Tensor, rank: int) -> Tensor:

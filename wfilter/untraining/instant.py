@@ -78,8 +78,8 @@ class Instant:
     def look(wf: FilteredModel, sample: Sample, head: PlainHead) -> Instant:
         """Run all images once."""
         parts = torch.split(torch.arange(len(sample)), BATCH)
-        found = [wf.features(sample.read(part)).float().cpu() for part in parts]
-        return Instant(wf, sample, head, torch.cat(found))
+        features = [wf.features(sample.read(part)).float().cpu() for part in parts]
+        return Instant(wf, sample, head, torch.cat(features))
 
     @property
     def base(self) -> Tensor:
@@ -119,9 +119,9 @@ class Instant:
         expected = self.answer(rows.cpu())(index, forget, None)
         wf.feature_rows = rows.to(wf.alphas.device)
         images = self.sample.read(index)
-        found = logits_of(wf(images, forget=forget.to(wf.alphas.device))).float().cpu()
+        answered = logits_of(wf(images, forget=forget.to(wf.alphas.device))).float().cpu()
         scale = float(expected.abs().max())
-        return torch.allclose(found, expected, rtol=0.02, atol=0.02 * scale)
+        return torch.allclose(answered, expected, rtol=0.02, atol=0.02 * scale)
 
 
 def is_watchable(wf: FilteredModel, images: Tensor) -> bool:

@@ -109,12 +109,12 @@ class Judgement:
 
     def scores(self, bar: Auto) -> Tensor:
         """How far each row is from the bar, ``(num_classes,)``; 0 where it meets it."""
-        found = torch.zeros(self.classes)
+        distances = torch.zeros(self.classes)
         for row, value in self.forget.items():
-            found[row] += max(0.0, value - bar.bar_forget)
+            distances[row] += max(0.0, value - bar.bar_forget)
         for row, value in self.losses().items():
-            found[row] += max(0.0, value - bar.bar_retain)
-        return found
+            distances[row] += max(0.0, value - bar.bar_retain)
+        return distances
 
     def score(self, bar: Auto) -> float:
         """How far the whole is from the bar."""
@@ -231,33 +231,33 @@ def _of_many(
 
 
 def verdict(
-    found: Judgement, bar: Auto, name: Callable[[int], str], means: str, advice: str
+    judgement: Judgement, bar: Auto, name: Callable[[int], str], means: str, advice: str
 ) -> str:
     """One line: every row met the bar, or which classes are still known, how well, what to try.
 
     Args:
-        found: What was found.
+        judgement: What the rows come to on held-out images.
         bar: What was asked for.
         name: Of a class.
         means: What forgets: gates or feature rows.
         advice: What to try where rows fall short.
     """
-    lagging = found.lagging(bar)
-    if found.is_met(bar):
-        return f"Every row met the bar, by {means}: {found.figures()}."
-    known = sorted((r for r in lagging if found.forget.get(r, 0) > bar.bar_forget),
-                   key=lambda r: -found.forget[r])  # fmt: skip
-    losing, losses = [r for r in lagging if r not in known], found.losses()
+    lagging = judgement.lagging(bar)
+    if judgement.is_met(bar):
+        return f"Every row met the bar, by {means}: {judgement.figures()}."
+    known = sorted((r for r in lagging if judgement.forget.get(r, 0) > bar.bar_forget),
+                   key=lambda r: -judgement.forget[r])  # fmt: skip
+    losing, losses = [r for r in lagging if r not in known], judgement.losses()
     parts = []
     if known:
-        listed = ", ".join(f"{name(r)} ({100 * found.forget[r]:.0f} %)" for r in known[:10])
+        listed = ", ".join(f"{name(r)} ({100 * judgement.forget[r]:.0f} %)" for r in known[:10])
         parts.append(f"still known: {listed}{', ...' if len(known) > 10 else ''}")
     if losing:
         listed = ", ".join(f"{name(r)} ({100 * losses[r]:.1f})" for r in losing[:10])
         parts.append(f"points lost on other classes by the rows of {listed}")
-    if found.sets is not None and found.sets.short_by(bar):
+    if judgement.sets is not None and judgement.sets.short_by(bar):
         parts.append("sets of several classes lose more than their rows may together")
     return (
-        f"{len(lagging)} of {found.classes} rows fall short with {means}: {'; '.join(parts)}. "
-        f"{found.figures()}. Try {advice}."
+        f"{len(lagging)} of {judgement.classes} rows fall short with {means}: {'; '.join(parts)}. "
+        f"{judgement.figures()}. Try {advice}."
     )

@@ -75,12 +75,12 @@ class Kept:
             padded = torch.cat([part, part[:1].expand(size - len(part))])
             images = self.read(padded)
             if not self.prefixes:
-                found = self.forward(images, nothing)
+                answered = self.forward(images, nothing)
             else:
-                found, values = self.prefixes[size].values(images, nothing)
+                answered, values = self.prefixes[size].values(images, nothing)
                 for place, value in values.items():
                     self.values[place][part] = value[: len(part)].cpu()
-            logits.append(found[: len(part)].float().cpu())
+            logits.append(answered[: len(part)].float().cpu())
             seen(len(part))
         return torch.cat(logits)
 
@@ -121,7 +121,7 @@ class Kept:
         if not self.prefixes:
             return self.forward(self._blended(self.read, index, blend), forget).float()
         size = min((s for s in self.prefixes if s >= len(index)), default=max(self.prefixes))
-        found = []
+        answered = []
         for part in torch.split(torch.arange(len(index)), size):
             whole = torch.cat([part, part[:1].expand(size - len(part))])
             values = {
@@ -129,8 +129,8 @@ class Kept:
                 for place in self.values
             }
             logits = self.prefixes[size].logits(values, forget[whole.to(forget.device)])
-            found.append(logits[: len(part)].float())
-        return torch.cat(found)
+            answered.append(logits[: len(part)].float())
+        return torch.cat(answered)
 
     def _reader(self, place: Place) -> Read:
         return lambda index: self.values[place][index].to(self.alphas.device)

@@ -82,8 +82,8 @@ def untrain(
     """
     settings = get_recipe(recipe)
     _refuse_bad_data(wf, train, val)
-    given = {"epochs": epochs, "steps": steps, "checkpoint": checkpoint, "resume": resume}
-    options = {"val": val is not None, "amp": amp, "compile": compile, **given}
+    how_long = {"epochs": epochs, "steps": steps, "checkpoint": checkpoint, "resume": resume}
+    options = {"val": val is not None, "amp": amp, "compile": compile, **how_long}
     if isinstance(settings, Reroute):
         _refuse_options(settings, options)
         return untrain_reroute(wf, train, settings, seed=seed, device=device, progress=progress)

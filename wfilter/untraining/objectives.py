@@ -201,9 +201,7 @@ class Distill(Stepwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("blend", "forget_share", "set_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is a share: it must be in 0..1.")
+        _refuse_no_shares(self, "blend", "forget_share", "set_share")
 
     def make_pairs(self, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
         """Each image with several classes or sets."""
@@ -325,9 +323,7 @@ class Auto(Recipe):
     bar_retain: float = 0.005
 
     def __post_init__(self) -> None:
-        for name in ("held_out", "bar_forget", "bar_worst", "bar_retain"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is a share: it must be in 0..1.")
+        _refuse_no_shares(self, "held_out", "bar_forget", "bar_worst", "bar_retain", below_one=True)
         if self.images < 0 or self.steps < 0:
             raise ValueError(f"images={self.images} and steps={self.steps} must not be negative.")
 
@@ -335,6 +331,15 @@ class Auto(Recipe):
 def _refuse_bad_depth(depth: float) -> None:
     if not 0 < depth <= 1:
         raise ValueError(f"depth={depth} is a share of the targets: it must be in (0, 1].")
+
+
+def _refuse_no_shares(recipe: Recipe, *names: str, below_one: bool = False) -> None:
+    """Stop at a setting outside 0..1; ``below_one`` where a share of all would leave nothing."""
+    for name in names:
+        value = getattr(recipe, name)
+        if not 0 <= value <= 1 or (below_one and value == 1):
+            end = " and below 1" if below_one else ""
+            raise ValueError(f"{name}={value} is a share: it must be in 0..1{end}.")
 
 
 def _one_of(recipe: Recipe, name: str, *allowed: str) -> None:

@@ -104,24 +104,24 @@ def _collect(
 ) -> _Collected:
     """One pass over the images; without labels the base model's answers stand for them."""
     generator = torch.Generator().manual_seed(seed)
-    found: _Collected | None = None
+    collected: _Collected | None = None
     total = len(train) if isinstance(train, Sized) else None
     with ProgressBar(total, progress) as bar:
         for images, labels in _batches(train, seed):
             refuse_several_labels(labels, "recipe 'reroute'")
-            if found is None:
-                found = _start(wf, images)
+            if collected is None:
+                collected = _start(wf, images)
             features = _base_features(wf, images).float().cpu()
-            logits = found.head(features)
+            logits = collected.head(features)
             rows = rows_of(labels, logits, wf.num_classes, generator)
-            found.statistics.add(features, rows)
-            if sum(map(len, found.labels)) < SHOWN:
-                found.features.append(features)
-                found.labels.append(rows)
+            collected.statistics.add(features, rows)
+            if sum(map(len, collected.labels)) < SHOWN:
+                collected.features.append(features)
+                collected.labels.append(rows)
             bar.advance()
-    if found is None:
+    if collected is None:
         raise ValueError("train has no batches. Check the data and drop_last.")
-    return found
+    return collected
 
 
 def _batches(train: Batches | InMemory, seed: int) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -174,9 +174,9 @@ def plain_head(wf: FilteredModel, images: Tensor) -> PlainHead:
         '2.weight'
     """
     drawn = torch.rand(2, *images.shape[1:], generator=torch.Generator().manual_seed(0))
-    found = find_head(wf.base, read_inputs(drawn.to(wf.alphas.device, images.dtype), {}))
-    name = found.weights[0]
-    if not found.is_plain or name is None:
+    head = find_head(wf.base, read_inputs(drawn.to(wf.alphas.device, images.dtype), {}))
+    name = head.weights[0]
+    if not head.is_plain or name is None:
         raise ValueError(
             f"the logits of this {type(wf.base).__name__} are not what one linear layer makes of "
             "(batch, features): feature rows have no place in it. Use gates (recipe 'distill')."

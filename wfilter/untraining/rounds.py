@@ -164,12 +164,12 @@ class Rounds:
                 self.between_steps = True
                 if keeper is not None and self.rank == 0 and self.step % keeper.every == 0:
                     keeper.store(self)
-            found = self.judgement_of_best()
-            if found.is_met(self.recipe) or self.bad + 1 >= ROUNDS or self.is_over():
-                return found
-            lagging = found.lagging(self.recipe) or list(range(self.wf.num_classes))
+            judgement = self.judgement_of_best()
+            if judgement.is_met(self.recipe) or self.bad + 1 >= ROUNDS or self.is_over():
+                return judgement
+            lagging = judgement.lagging(self.recipe) or list(range(self.wf.num_classes))
             if 2 * len(lagging) > self.wf.num_classes and self._has_next:
-                return found  # more steps help a few rows, not most of them
+                return judgement  # more steps help a few rows, not most of them
             self.more["moving"] = torch.zeros(self.wf.num_classes, dtype=torch.bool)
             self.more["moving"][lagging] = True
             self.bad, self.position = self.bad + 1, 0

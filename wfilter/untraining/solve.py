@@ -124,8 +124,8 @@ def examples(base: Tensor, labels: Tensor, alike: int) -> Examples:
         alike: How many others for each row; fewer where there are not so many.
 
     Example:
-        >>> found = examples(torch.eye(3) * 5, torch.arange(3), alike=1)
-        >>> found.row.tolist(), found.own.tolist()
+        >>> chosen = examples(torch.eye(3) * 5, torch.arange(3), alike=1)
+        >>> chosen.row.tolist(), chosen.own.tolist()
         ([0, 1, 2, 0, 1, 2], [True, True, True, False, False, False])
     """
     count, classes = base.shape

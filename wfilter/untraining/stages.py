@@ -61,8 +61,8 @@ _COMMON: dict[str, Any] = {"expansion": EXPANSION, "set_share": 0.5, "blend": 0.
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the choice of stages is made by.
+class Outline:
+    """What stages are chosen by: the size and kind of the filters.
 
     Attributes:
         units: Of each filtered layer, in the order of the model.
@@ -77,27 +77,27 @@ class Facts:
     reroutes: bool = True
 
 
-def choose_stages(facts: Facts) -> tuple[list[Stage], str]:
+def choose_stages(outline: Outline) -> tuple[list[Stage], str]:
     """What to try, and why.
 
     Example:
-        >>> stages, why = choose_stages(Facts((32, 64, 64), classes=10))
+        >>> stages, why = choose_stages(Outline((32, 64, 64), classes=10))
         >>> [str(stage) for stage in stages]
         ['soft 0.5', 'reroute']
         >>> why[:71]
         '3 filtered layers: the last 50% have 13 units for each class, so soft g'
     """
-    layers, classes = len(facts.units), facts.classes
-    if classes > MANY and facts.reroutes:
+    layers, classes = len(outline.units), outline.classes
+    if classes > MANY and outline.reroutes:
         return [Stage("reroute")], f"{classes} classes: feature rows, which take no steps"
-    if classes > MANY and not facts.element:
+    if classes > MANY and not outline.element:
         return [Stage("linear")], f"{classes} classes: rows are solved, not learned in steps"
     shares = [s for s in SHARES if s == 1 or s * layers >= 1]
     text = f"{layers} filtered layers: "
-    if not facts.reroutes:
+    if not outline.reroutes:
         stages = [Stage(gates, share) for share in shares for gates in ("hard", "soft")]
         return stages, f"{text}exact and soft gates, from the last {shares[0]:.0%} of them to all"
-    each = sum(facts.units[layers - moving_layers(shares[0], layers) :]) / classes
+    each = sum(outline.units[layers - moving_layers(shares[0], layers) :]) / classes
     kind, name = ("hard", "exact") if each >= WIDE else ("soft", "soft")
     why = (
         f"{text}the last {shares[0]:.0%} have {each:.0f} units for each class, so {name} gates; "

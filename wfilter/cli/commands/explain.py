@@ -41,7 +41,7 @@ def explain(
         opened.job.images("test"),
         out,
         title=f"What {opened.job.model} forgets, and with which units",
-        facts=opened.facts,
+        about=opened.about,
         history=opened.history,
         classes=sorted(jobs.parse_classes(opened.wf, words)) if words else None,
         layers=layers or None,
