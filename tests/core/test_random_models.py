@@ -16,6 +16,9 @@ ODD = st.sampled_from(sorted(STEPS))
 PLAIN = st.sampled_from(sorted(HARMLESS))
 # Samples decide which of its layers runs, and those of an inspection may reach one of them only.
 UNREACHED = "no forward uses it"
+# The proof takes a millionth of the answer's spread for rounding. A hostile network that keeps or
+# mixes as little passes it, and may be further off under the gates and images of a test.
+UNSEEN = 1e-5
 
 networks = st.fixed_dictionaries(
     {
@@ -50,7 +53,7 @@ def judge(network, targets, granularity, seed):
     with torch.no_grad():
         wf.alphas.copy_(2 * torch.randn(wf.alphas.shape, generator=draw))
         gaps = compare(wf, fresh, draw, chance)
-    assert max(gaps.values()) < 1e-9, gaps
+    assert max(gaps.values()) < (UNSEEN if net.hostile else 1e-9), gaps
     assert all(map(torch.equal, net.parameters(), fresh.parameters()))
     return "right"
 
