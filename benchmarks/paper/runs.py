@@ -14,7 +14,7 @@ from paper.numbers import FILTERED
 from wfilter.metrics.relearn import CAP
 from wfilter.untraining.recipes import PAPER as PAPER_RECIPE
 
-RELEARN = "relearn weights"
+RELEARN, BY_ALPHAS = "relearn weights", "relearn alphas"
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Run:
     Attributes:
         numbers: Column -> mean over rows; accuracies and ZRF in per cent.
         epochs: Of relearning, for each row measured; ``None``: not within the cap.
+        by_alphas: The same where only the row's alphas are trained, not the baked weights.
         few: Test images behind everything but the accuracies.
     """
 
@@ -37,6 +38,7 @@ class Run:
     epochs: tuple[float | None, ...] = ()
     cap: float = CAP
     few: int | None = None
+    by_alphas: tuple[float | None, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -61,7 +63,7 @@ def read_runs(path: Path) -> list[Run]:
         if is_of_original(line, lines):
             runs[key] = run_of(line)
         elif line["method"] == "retrained":
-            runs[key] = replace(run_of(line), epochs=())
+            runs[key] = replace(run_of(line), epochs=(), by_alphas=())
     for run in untraining_runs(read_lines(path.with_name("untraining.jsonl")), runs):
         key = (*run.key, run.seed)
         if key not in runs:
@@ -102,7 +104,7 @@ def run_of(line: Mapping[str, Any]) -> Run:
         for name, (value, kind) in values.items()
         if value is not None
     }
-    again = report.rows[method].get(RELEARN)
+    again, alphas = (report.rows[method].get(name) for name in (RELEARN, BY_ALPHAS))
     return Run(
         *key_of(line),
         rows=len(line["rows"]),
@@ -111,6 +113,7 @@ def run_of(line: Mapping[str, Any]) -> Run:
         epochs=tuple(again.by_class.values()) if again else (),
         cap=(report.column(RELEARN).cap or CAP) if again else CAP,
         few=report.conditions.get("budget", {}).get("test_images"),
+        by_alphas=tuple(alphas.by_class.values()) if alphas else (),
     )
 
 
@@ -147,8 +150,26 @@ def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[R
 
     Parts take the place of seeds. Runs to choose settings by are not marked for the table, and
     ``k1``, on which most of them were chosen, is left out; so are runs of another recipe than the
-    last.
+    last. Backbones and methods, which old lines do not name, are kept apart.
     """
+    original: list[Run] = []
+    filtered: list[Run] = []
+    kinds = dict.fromkeys(map(kind_of, lines))
+    for kind in sorted(kinds, key=lambda kind: kind[1] == "auto"):  # which has the original's ZRF
+        known, ours = imagenet_runs_of([line for line in lines if kind_of(line) == kind], *kind)
+        original = [run for run in original if run.key not in {k.key for k in known}] + known
+        filtered += ours
+    return original, filtered
+
+
+def kind_of(line: Mapping[str, Any]) -> tuple[str, str]:
+    return line.get("backbone", "vit_tiny"), line.get("method", "distill")
+
+
+def imagenet_runs_of(
+    lines: Sequence[Mapping[str, Any]], backbone: str, method: str
+) -> tuple[list[Run], list[Run]]:
+    """The original and ours, of one backbone and one method."""
     original, filtered = [], []
     named = [{"test": "k2", **line} for line in lines if line.get("table")]  # once the only part
     marked = [line for line in named if line["test"] != "k1"]
@@ -158,10 +179,13 @@ def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[R
             continue
         facts = (number, line["rows"], line["test_images"])
         whole = {"Acc_r": line["original"], "Acc_f": line["original"]}
-        original.append(Run("imagenet", "vit_tiny", "original", *facts, whole))
+        if "original_zrf" in line:
+            whole["ZRF"] = 100 * line["original_zrf"]
+        original.append(Run("imagenet", backbone, "original", *facts, whole))
         numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"], "ZRF": 100 * line["zrf"]}
-        for name in ("insertion", "deletion", "random_insertion", "random_deletion"):
+        curves = ("insertion", "deletion", "random_insertion", "random_deletion")
+        for name in [name for name in curves if name in line]:
             numbers[name.replace("_", " ")] = line[name]
         few = line.get("curve_images")
-        filtered.append(Run("imagenet", "vit_tiny", "distill", *facts, numbers, few=few))
+        filtered.append(Run("imagenet", backbone, method, *facts, numbers, few=few))
     return original, filtered

@@ -91,7 +91,8 @@ def run(backbone, *, dataset="cifar10", method="distill", seed=0, epochs=(), cap
 def listed(text):
     """The lines of the list at the end of a table."""
     part = text.split("## Where the paper")[1].split("\n## ")[0]
-    return [tuple(cell.strip() for cell in row.split("|")[1:-1]) for row in part.split("\n")[6:-1]]
+    rows = [row for row in part.split("\n") if row.startswith("| ")][1:]
+    return [tuple(cell.strip() for cell in row.split("|")[1:-2]) for row in rows]
 
 
 def test_the_list_has_the_numbers_of_the_paper_that_are_better_in_their_own_direction():
@@ -103,6 +104,34 @@ def test_the_list_has_the_numbers_of_the_paper_that_are_better_in_their_own_dire
     curves = run("resnet18", insertion=0.68, deletion=0.064)  # 0.69 and 0.06 in the paper
     worse = [("cifar10", "resnet18", "insertion ↑", "0.69", "0.680")]
     assert listed(paper_tables.table2([curves])) == worse
+
+
+def test_the_default_has_a_list_of_its_own_and_each_number_in_it_a_reason():
+    made = [run("vgg16", method="auto", ZRF=47.9), run("vgg16", method="paper", ZRF=57.2)]
+    text = paper_tables.table1(made)
+    part = text.split("better than our `auto`")[1].split("\n## ")[0]
+    assert "| cifar10 | vgg16 | ZRF ↑ | 57.4 | 47.9 | 57.2 |" in part
+    assert "- ZRF: how flat the answers on the forgotten class are." in part
+    columns = {**paper_cells.COLUMNS, **paper_cells.CURVES}
+    stored = paper_runs.read_runs(RESULTS / "paper.jsonl")
+    for method in ("auto", "distill"):
+        worse = [p.column for p in paper_cells.pairs(stored, columns, method) if p.behind]
+        assert "unexplained" not in [paper_cells.reason(column, method) for column in worse]
+    assert paper_cells.reason("Acc_r", "auto") == "unexplained"
+
+
+def test_a_default_that_ended_with_feature_rows_has_its_reason_in_place_of_curves():
+    table = paper_tables.table2([run("vgg16", method="auto", Acc_r=92.0)])
+    assert cells(table, "cifar10", "vgg16")[1:3] == [
+        "auto",
+        "- (it ended with feature rows, which have no gates to order)",
+    ]
+
+
+def test_relearning_by_alphas_stands_beside_that_of_all_weights():
+    made = replace(run("vgg16", epochs=(3, 5), cap=10), by_alphas=(2, None))
+    shown = paper_cells.shown([made], paper_cells.RELEARN)
+    assert shown == "4.0 (0 of 2; cap 10), by alphas 6.0 (1 of 2; cap 10)"
 
 
 def test_a_number_that_the_paper_would_print_alike_is_not_worse():
@@ -191,6 +220,12 @@ def test_imagenet_has_the_last_marked_line_of_each_part_held_out(tmp_path):
     other, chosen_on = {**line, "acc_r": 72.0, "test": "k0"}, {**trial, "table": True}
     path.write_text("\n".join(map(json.dumps, [line, other, trial, chosen_on])))
     assert "| 71.00 ± 1.41 / 1.00 ± 0.00 / 50.0 ± 0.0 / - | 1,000, 2," in table_in(tmp_path)
+    auto = {"backbone": "resnet18", "method": "auto", "acc_r": 66.0, "original_zrf": 0.35}
+    path.write_text("\n".join(map(json.dumps, [line, other, {**line, **auto, "recipe": "auto"}])))
+    assert "| 71.00 ± 1.41 / 1.00 ± 0.00 / 50.0 ± 0.0 / - | 1,000, 2," in table_in(tmp_path)
+    assert cells(table_in(tmp_path), "imagenet", "resnet18", "auto")[1] == "66.00 / 1.00 / 50.0 / -"
+    before = cells(table_in(tmp_path), "imagenet", "resnet18", "original")[1]
+    assert before == "75.00 / 75.00 / 35.0 / -"
     again = {**line, "acc_r": 71.0, "seed": 1, "recipe": "new"}  # the other part has an old recipe
     path.write_text("\n".join(map(json.dumps, [line, other, again])))
     assert "| 71.00 / 1.00 / 50.0 / - | 1,000, 1," in table_in(tmp_path)
