@@ -69,7 +69,7 @@ def main() -> None:
     began = time.process_time()
     history = wfilter.untrain(wf, data.batches(train, 64), seed=args.seed, progress=False)
     spent = round(time.process_time() - began)
-    line = {"backbone": args.backbone, "method": "auto", "recipe": history.fixed}
+    line = {"backbone": args.backbone, "method": "auto", "recipe": history.fixed["stages"]}
     line |= {"stage": history.fixed["stages"], "verdict": history.verdict}
     line |= figures(wf, test, reference) | {"cpu_seconds": spent, "seed": args.seed}
     line |= {"rows": wf.num_classes, "test_images": len(test), "train": args.train}

@@ -137,6 +137,8 @@ def compared(theirs: str, runs: Sequence[Run], column: str, arrow: str) -> tuple
 
 # What decides each number, as far as our own lines tell.
 REASONS = {
+    ("Acc_r", "auto"): "the original: ImageNet's ResNet-18, compressed by others, has less to "
+    "keep than the paper's",
     ("ZRF", "distill"): "how flat the answers on the forgotten class are. `distill` copies the "
     "base model's answers without the class and does nothing to flatten them",
     ("ZRF", "auto"): "how flat the answers on the forgotten class are. Feature rows answer as "

@@ -71,7 +71,10 @@ def read_runs(path: Path) -> list[Run]:
         elif (runs[key].test_images or 0) < (run.test_images or 0):
             numbers = {**runs[key].numbers, **run.numbers}
             runs[key] = replace(runs[key], numbers=numbers, test_images=run.test_images)
-    original, filtered = imagenet_runs(read_lines(path.with_name("imagenet.jsonl")))
+    original, filtered = imagenet_runs(
+        [*default_lines(read_lines(path.with_name("auto.jsonl"))),
+         *read_lines(path.with_name("imagenet.jsonl"))]
+    )  # fmt: skip
     taken = {run.key for run in filtered}
     kept = [run for run in runs.values() if run.key not in taken]
     known = {run.key for run in kept}
@@ -157,9 +160,23 @@ def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[R
     kinds = dict.fromkeys(map(kind_of, lines))
     for kind in sorted(kinds, key=lambda kind: kind[1] == "auto"):  # which has the original's ZRF
         known, ours = imagenet_runs_of([line for line in lines if kind_of(line) == kind], *kind)
-        original = [run for run in original if run.key not in {k.key for k in known}] + known
+        fuller = any("ZRF" in run.numbers for run in known)
+        if fuller or not {run.key for run in original} & {run.key for run in known}:
+            original = [run for run in original if run.key not in {k.key for k in known}] + known
         filtered += ours
     return original, filtered
+
+
+def default_lines(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """ImageNet's lines of ``auto.py`` as those of ``imagenet.py``, without ZRF: k2 is held out."""
+    told = ("original", "acc_r", "acc_f", "test_images", "seed")
+    return [
+        {name: line[name] for name in told}
+        | {"backbone": line["problem"].partition("-")[0], "method": "auto"}
+        | {"rows": 1000, "test": "k2", "table": True, "recipe": line["stage"]}
+        for line in lines
+        if line["problem"].endswith("-imagenet")
+    ]
 
 
 def kind_of(line: Mapping[str, Any]) -> tuple[str, str]:
@@ -182,7 +199,9 @@ def imagenet_runs_of(
         if "original_zrf" in line:
             whole["ZRF"] = 100 * line["original_zrf"]
         original.append(Run("imagenet", backbone, "original", *facts, whole))
-        numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"], "ZRF": 100 * line["zrf"]}
+        numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"]}
+        if "zrf" in line:
+            numbers["ZRF"] = 100 * line["zrf"]
         curves = ("insertion", "deletion", "random_insertion", "random_deletion")
         for name in [name for name in curves if name in line]:
             numbers[name.replace("_", " ")] = line[name]

@@ -117,7 +117,7 @@ def test_the_default_has_a_list_of_its_own_and_each_number_in_it_a_reason():
     for method in ("auto", "distill"):
         worse = [p.column for p in paper_cells.pairs(stored, columns, method) if p.behind]
         assert "unexplained" not in [paper_cells.reason(column, method) for column in worse]
-    assert paper_cells.reason("Acc_r", "auto") == "unexplained"
+    assert paper_cells.reason("Acc_f", "auto") == "unexplained"
 
 
 def test_a_default_that_ended_with_feature_rows_has_its_reason_in_place_of_curves():
@@ -229,6 +229,18 @@ def test_imagenet_has_the_last_marked_line_of_each_part_held_out(tmp_path):
     again = {**line, "acc_r": 71.0, "seed": 1, "recipe": "new"}  # the other part has an old recipe
     path.write_text("\n".join(map(json.dumps, [line, other, again])))
     assert "| 71.00 / 1.00 / 50.0 / - | 1,000, 1," in table_in(tmp_path)
+
+
+def test_imagenets_lines_of_the_default_fill_its_cells_until_there_is_zrf(tmp_path):
+    line = {"original": 64.2, "acc_r": 63.7, "acc_f": 0.0, "test_images": 1000, "seed": 0}
+    line |= {"problem": "resnet18-imagenet", "stage": "reroute"}
+    digits = {**line, "problem": "cnn-digits"}
+    (tmp_path / "auto.jsonl").write_text("\n".join(map(json.dumps, [line, digits])))
+    assert cells(table_in(tmp_path), "imagenet", "resnet18", "auto")[1] == "63.70 / 0.00 / - / -"
+    later = {**line, "zrf": 0.5, "backbone": "resnet18", "method": "auto", "rows": 1000}
+    later |= {"table": True, "test": "k2", "recipe": "reroute"}
+    (tmp_path / "imagenet.jsonl").write_text(json.dumps(later))
+    assert cells(table_in(tmp_path), "imagenet", "resnet18", "auto")[1] == "63.70 / 0.00 / 50.0 / -"
 
 
 @pytest.mark.parametrize(
