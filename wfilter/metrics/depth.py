@@ -29,25 +29,47 @@ LEAVES = (nn.Conv2d, nn.Linear)
 
 
 @torch.no_grad()
-def layer_features(model: nn.Module, images: Tensor, count: int = DEPTHS) -> list[Tensor]:
+def layer_features(
+    model: nn.Module, images: Tensor, count: int = DEPTHS, *, like: nn.Module | None = None
+) -> list[Tensor] | None:
     """What some layers give, ``(samples, width)`` each: means over positions, input to head.
 
     The layers are convolutions and linear ones in the order in which they run, spread evenly; the
     last is what the head sees.
+
+    Args:
+        model: The one to look into.
+        images: One batch.
+        count: How many layers.
+        like: A model whose layers are counted instead: a model that has more, such as a linear one
+            before its head, is looked at in the same places. ``None`` is returned where the layers
+            of ``model`` do not begin like those.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> [x.shape[1] for x in layer_features(model, torch.zeros(5, 1, 2, 2), 2)]
         [8, 8]
     """
-    head = find_head(model)
-    device = device_of(model)
+    head, device = find_head(model), device_of(model)
     with evaluating(model):
         order = _order(model, images[:1].to(device), head)
-        places = [round(i * (len(order) - 1) / max(1, count - 2)) for i in range(count - 1)]
-        chosen = [order[place] for place in places] if order else []
+        counted = order if like is None or like is model else _counted(like, images)
+        if [*map(_kind, counted)] != [*map(_kind, order[: len(counted)])]:
+            return None
+        places = [round(i * (len(counted) - 1) / max(1, count - 2)) for i in range(count - 1)]
+        chosen = [order[place] for place in places] if counted else []
         parts = [_look(model, part.to(device), chosen, head) for part in torch.split(images, PAIRS)]
     return [torch.cat(layer) for layer in zip(*parts)]
+
+
+def _counted(model: nn.Module, images: Tensor) -> list[nn.Module]:
+    with evaluating(model):
+        return _order(model, images[:1].to(device_of(model)), find_head(model))
+
+
+def _kind(layer: nn.Module) -> bool:
+    """Pruned layers are narrower, so that only this much must agree."""
+    return isinstance(layer, nn.Linear)
 
 
 def _order(model: nn.Module, image: Tensor, head: nn.Module) -> list[nn.Module]:
@@ -166,8 +188,11 @@ def measure_depth(method: Method, problem: Problem) -> Measured:
         if not (method.shared and kept):
             model = method.model(row)
             parts = [
-                layer_features(model, images) for images in (problem.train[0], problem.test[0])
+                layer_features(model, images, like=problem.base)
+                for images in (problem.train[0], problem.test[0])
             ]
+            if parts[0] is None or parts[1] is None:  # other layers: nothing to set beside
+                return {f"depth {i}/{DEPTHS}": None for i in range(1, DEPTHS + 1)}
             kept[:] = list(zip(*parts))
         return {
             f"depth {i}/{DEPTHS}": information(x, problem.train[1], test, problem.test[1], row)
