@@ -42,6 +42,7 @@ NETWORKS = {"mnist": "cnn-mnist", "cifar10": "cnn_small-cifar"}
 FOLDER = os.environ.get("WFILTER_REFERENCES", Path.home() / "wfilter-references")
 SETTINGS = ("sample", "train_sample", "threads")
 OURS = {"wfilter": "auto", "feature rows": "reroute"}
+FOLDED = {("cifar10", "wfilter"), ("cifar10", "feature rows"), ("mnist", "feature rows")}
 METHODS = ("original", "retrained", *OURS, "logit_mask", "projection")
 
 
@@ -119,7 +120,7 @@ class Runs:
         settings = {name: getattr(args, name) for name in SETTINGS}
         line = {"benchmark": "audit", "dataset": args.dataset, "network": self.network}
         line |= {"method": name, "class": row, "seed": args.seed, "seconds": took}
-        line |= {"metrics": args.metrics}
+        line |= {"metrics": args.metrics, "counted": "layers of the original"}
         line |= {"settings": settings, "report": json.loads(report.to_json())}
         append_line(self.lines, {**line, **origin()})
         print(f"{name} {row}: {took} s", flush=True)
@@ -167,6 +168,21 @@ class Runs:
         return self.filtered[name]
 
 
+def comparable(line: dict[str, Any]) -> Report:
+    """The report of a line, without depths that were read from other layers than the original's.
+
+    Lines without ``"counted"`` are older than counting the layers in the original. Rows folded into
+    a layer of their own shifted them.
+    """
+    report = Report.from_json(json.dumps(line["report"]))
+    if "counted" in line or (line["dataset"], line["method"]) not in FOLDED:
+        return report
+    columns = tuple(c for c in report.columns if c.name != "IDI" and c.name[:6] != "depth ")
+    names = {c.name for c in columns}
+    rows = {m: {n: c for n, c in row.items() if n in names} for m, row in report.rows.items()}
+    return replace(report, columns=columns, rows=rows)
+
+
 def latest(reports: list[Report]) -> list[Report]:
     """The reports, each of one method and class, without what a later one measured again.
 
@@ -194,7 +210,7 @@ def write_table(lines: Path, dataset: str) -> None:
     stored = read_lines(lines)
     if not stored:
         return
-    parts = latest([Report.from_json(json.dumps(line["report"])) for line in stored])
+    parts = latest([comparable(line) for line in stored])
     images: dict[str, dict[int, int]] = {}
     for part in parts:
         for kind, counts in part.conditions["images"].items():
