@@ -20,10 +20,10 @@ def avoid_broken_amx() -> None:
     A product in bfloat16 would end the whole run with an illegal instruction, so it is tried in a
     process of its own.
     """
-    facts = Path("/proc/cpuinfo")
-    if "ONEDNN_MAX_CPU_ISA" in os.environ or not facts.exists():
+    processor = Path("/proc/cpuinfo")
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not processor.exists():
         return
-    if "amx_bf16" in facts.read_text():
+    if "amx_bf16" in processor.read_text():
         trial = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); a @ a"
         if subprocess.run([sys.executable, "-c", trial], capture_output=True).returncode < 0:
             os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"

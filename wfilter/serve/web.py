@@ -51,8 +51,8 @@ def _add_classify(app: FastAPI, service: Service) -> None:
             return await image_of(request, service.settings.body_bytes)
 
         # Of two tokens, a proxy on the way may have looked at the other one.
-        given = request.headers.getlist("authorization")
-        answer = await service.classify(given[0] if len(given) == 1 else None, read)
+        tokens = request.headers.getlist("authorization")
+        answer = await service.classify(tokens[0] if len(tokens) == 1 else None, read)
         return JSONResponse(answer, headers=HEADERS)
 
     described = app.openapi
