@@ -156,7 +156,9 @@ def sweep(args: argparse.Namespace) -> None:
     done = {
         line["key"]
         for line in read_lines(args.out)
-        if line["kind"] == "sweep" and (not args.compiled or "compiled_ms" in line)
+        if line["kind"] == "sweep"
+        and not (args.compiled and "compiled_ms" not in line)
+        and not (args.retry and "error" in line)
     }
     known = architectures()
     vision = [a for a in known if a.library == "torchvision"]
@@ -313,6 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="time compiled models, too")
+    parser.add_argument("--retry", action="store_true", help="again what was refused before")
     parser.add_argument("--rival", action="store_true", help="also torch-pruning")
     parser.add_argument(
         "--double",
