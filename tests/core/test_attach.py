@@ -240,11 +240,11 @@ def test_baked_model_pickles_loads_and_can_be_filtered_again(wf, x):
     assert apply(baked, x)(x, forget=0).shape == (4, CLASSES)
 
 
-def test_baked_model_trains_as_the_model_given(tiny_cnn, x):
+def test_baked_model_has_the_gradients_of_the_model_given_and_eval_mode(tiny_cnn, x):
     tiny_cnn.train()
     tiny_cnn.stem.requires_grad_(False)
     baked = apply(tiny_cnn, x).bake(0)
-    assert baked.training
+    assert not baked.training
     assert not baked.stem.weight.requires_grad
     assert baked.head.weight.requires_grad
 

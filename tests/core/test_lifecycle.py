@@ -299,11 +299,11 @@ class Life(RuleBasedStateMachine):
     def bake(self, forget):
         baked = self.wf.bake(forget)
         assert type(baked) is type(self.wf.base)
-        self.check_plain(baked, self.training)
+        self.check_plain(baked, training=False)
         x = images(2, 1, 4, 4)
         with torch.no_grad():
             expected = reference.filtered_copy(self.wf, rows_of(forget))(x)
-            torch.testing.assert_close(baked.eval()(x), expected, atol=1e-9, rtol=1e-9)
+            torch.testing.assert_close(baked(x), expected, atol=1e-9, rtol=1e-9)
             for parameter in baked.parameters():
                 parameter.zero_()  # the base model must not notice
 
@@ -359,3 +359,19 @@ def test_filters_with_rounded_gates_are_the_same_after_save_and_load(tmp_path, x
     loaded = wfilter.load(path, tiny("cnn"), example_input=x)
     assert loaded.hard
     assert torch.equal(loaded(x, forget=2), wf(x, forget=2))
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_a_model_given_in_training_mode_is_baked_in_eval_mode(prune):
+    # In training mode BatchNorm would bring gated channels back to their scale, and the class too.
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 4)
+    ).train()
+    images = torch.randn(5, 3, 8, 8)
+    wf = wfilter.apply_weight_filtering(model, targets="0.weight", example_input=images[:1])
+    with torch.no_grad():
+        wf.alphas[2, :3] = -1.0
+        wf.alphas[2, 3:] = -200.0  # exactly 0: pruning has something to take out
+    baked = wf.bake(forget=2, prune=prune, example_input=images[:1])
+    assert not any(module.training for module in baked.modules())
+    torch.testing.assert_close(baked(images), wf(images, forget=2), rtol=1e-4, atol=1e-5)

@@ -7,6 +7,7 @@ import shutil
 import time
 
 import pytest
+import torch
 
 from servers import NAMES, call, png
 from wfilter.serve.application import build, check, start
@@ -50,6 +51,22 @@ def test_units_are_counted_by_layer_and_neighbours_are_those_of_explain(engine):
     nearest = nearest_classes(engine, frozenset({2}))
     assert [name for name, _ in nearest] == [NAMES[i] for i in best]
     assert [p for _, p in nearest] == pytest.approx(expected[best].tolist(), abs=1e-5)
+
+
+def test_feature_rows_close_no_unit_and_have_neighbours_by_their_means(page, engine, monkeypatch):
+    from helpers import random_rows
+
+    wf = engine.wf
+    head = next(name for name, p in wf.base.named_parameters() if p.shape[0] == len(NAMES))
+    rows = random_rows(len(NAMES), dict(wf.base.named_parameters())[head].shape[1], head=head)
+    rows.means[4] = rows.means.mean(0) + 2 * (rows.means[2] - rows.means.mean(0))
+    monkeypatch.setattr(wf, "feature_rows", rows)
+    monkeypatch.setattr(wf, "gates", lambda _: {"stem.weight": torch.ones(6)})
+    answer = asked(page, [{"image": TEXT, "forget": [2]}]).json["answers"][0]
+    assert answer["layers"] == []
+    assert answer["nearest"][0][0] == NAMES[4]
+    assert 0.9 < answer["nearest"][0][1] <= 1
+    assert NAMES[2] not in [name for name, _ in answer["nearest"] + answer["after"]]
 
 
 @pytest.mark.parametrize(

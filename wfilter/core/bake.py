@@ -70,9 +70,10 @@ def bake_rows(wf: FilteredModel, rows: Rows, snap: float) -> nn.Module:
 def bake(base: nn.Module, targets: Sequence[Target], gates: Mapping[str, Tensor]) -> nn.Module:
     """A plain copy of ``base`` with each target multiplied by its gates ``(units,)``.
 
-    Under a gate of 0 nothing is left of a weight.
+    Under a gate of 0 nothing is left of a weight. The copy is in eval mode, whatever mode the model
+    was given in: in training mode BatchNorm would scale gated channels up again.
     """
-    model = plain_copy(base)
+    model = plain_copy(base).eval()
     for target in targets:
         path, name = target.owners[0]
         parameter = getattr(model.get_submodule(path), name)

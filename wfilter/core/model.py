@@ -298,7 +298,8 @@ class FilteredModel(nn.Module):
     ) -> nn.Module:
         """A plain copy of the base model with the gates of one class or set folded in.
 
-        Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed.
+        Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed,
+        and in eval mode, also where the model was given in training mode.
         Feature rows become a linear layer in front of the head, which hides less than they do; see
         ``FeatureRows.folded``.
 

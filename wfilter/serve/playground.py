@@ -54,7 +54,9 @@ def add_playground(app: FastAPI, service: Service) -> None:
     @app.get("/playground/facts", include_in_schema=False)
     async def facts(request: Request) -> JSONResponse:
         refuse_other_sites(request)
-        return JSONResponse({"classes": engine.class_names, "samples": shown}, headers=HEADERS)
+        rows = engine.wf.feature_rows is not None
+        about = {"classes": engine.class_names, "samples": shown, "feature_rows": rows}
+        return JSONResponse(about, headers=HEADERS)
 
     @app.post("/playground/classify", include_in_schema=False)
     async def classify(request: Request) -> JSONResponse:
@@ -124,7 +126,10 @@ def compared(
 
 
 def closed_units(engine: Engine, forget: frozenset[int]) -> list[tuple[str, int, int]]:
-    """For each filtered layer: its name, its gates, and those of them that a set closes."""
+    """For each filtered layer: its name, its gates, and those of them that a set closes.
+
+    None where feature rows do the forgetting and every gate is open.
+    """
     if not forget:
         return []
     layers: dict[str, tuple[int, int]] = {}
@@ -133,23 +138,41 @@ def closed_units(engine: Engine, forget: frozenset[int]) -> list[tuple[str, int,
             layer = name.rpartition(".")[0] or name
             units, closed = layers.get(layer, (0, 0))
             layers[layer] = units + gate.numel(), closed + int((gate < CLOSED).sum())
+    if engine.wf.feature_rows is not None and not any(closed for _, closed in layers.values()):
+        return []
     return [(name, units, closed) for name, (units, closed) in layers.items()]
 
 
 def nearest_classes(engine: Engine, forget: frozenset[int]) -> list[tuple[str, float]]:
-    """The other classes whose rows close most of what a set closes, and how alike they are.
-
-    The measure is that of `wfilter.explain.similarity`: sum of minima over sum of maxima.
-    """
+    """The other classes most like a set, and how alike they are, in 0..1."""
     if not forget:
         return []
     with torch.no_grad():
-        mine = 1 - torch.cat([gate.flatten() for gate in engine.wf.gates(set(forget)).values()])
-        closed = 1 - all_gates(engine.wf)
-        both, either = torch.minimum(closed, mine).sum(1), torch.maximum(closed, mine).sum(1)
-        alike = both / either.clamp_min(1e-12)
+        rows = engine.wf.feature_rows
+        alike = like_by_gates(engine, forget) if rows is None else like_by_means(rows.means, forget)
     others = [index for index in alike.argsort(descending=True).tolist() if index not in forget]
     return [(engine.class_names[index], float(alike[index])) for index in others[:SHOWN]]
+
+
+def like_by_gates(engine: Engine, forget: frozenset[int]) -> Tensor:
+    """How much of what a set closes each class's row closes, too ``(num_classes,)``.
+
+    The measure is that of `wfilter.explain.similarity`: sum of minima over sum of maxima.
+    """
+    mine = 1 - torch.cat([gate.flatten() for gate in engine.wf.gates(set(forget)).values()])
+    closed = 1 - all_gates(engine.wf)
+    both, either = torch.minimum(closed, mine).sum(1), torch.maximum(closed, mine).sum(1)
+    return both / either.clamp_min(1e-12)
+
+
+def like_by_means(means: Tensor, forget: frozenset[int]) -> Tensor:
+    """Cosine of each class's mean features with a set's, about the mean of all ``(num_classes,)``.
+
+    Feature rows leave gates open, so gates would tell nothing. Below 0 is no likeness: 0.
+    """
+    centred = means.double() - means.double().mean(0)
+    mine = centred[sorted(forget)].mean(0, keepdim=True)
+    return torch.cosine_similarity(centred, mine).clamp_min(0)
 
 
 def samples(engine: Engine) -> list[dict[str, Any]]:
