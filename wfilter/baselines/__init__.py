@@ -3,7 +3,8 @@
 ``forget`` is a class or a list of classes, ``train`` batches of (images, labels) of *all* classes
 that can be read repeatedly. A new model in eval mode comes back; the given one is left untouched.
 Defaults are those of the method's paper where it gives them. The learning rate is the one setting
-that papers choose anew for each network; `run` does so on held-out images and tells what it tried.
+that papers choose anew for each network; given held-out images, `run` chooses it on them and tells
+which rates it tried.
 
 Example:
     >>> from wfilter import baselines
@@ -71,7 +72,7 @@ def run(
     held_out: Batches | None = None,
     seed: int = 0,
 ) -> dict[str, Rival]:
-    """The model of each method, by name, timed.
+    """For each method, by name, the model it makes and the seconds that took.
 
     Args:
         model: left untouched.
@@ -80,8 +81,9 @@ def run(
         methods: names from `METHODS`.
         options: keyword arguments for a method, by its name.
         held_out: batches of all classes on which each method's learning rate is chosen: its
-            default where that serves, else a tenth or ten times it; up to three times the work.
-            Retraining keeps its own, and so does a method whose options name ``lr``.
+            default where that is good enough, else the best of it, a tenth of it and ten times
+            it, which is up to three times the work. Retraining keeps its own rate, and so does a
+            method whose options name ``lr``.
         seed: of every method that draws anything, where its options do not say otherwise.
 
     Example:

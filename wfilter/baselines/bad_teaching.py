@@ -37,11 +37,11 @@ def bad_teaching(
         forget: class or classes.
         train: batches of all classes.
         factory: makes the incompetent teacher; default `wfilter.metrics.fresh_copy`.
-        retain_share: of the retain half, drawn at random in each epoch.
+        retain_share: how much of the retain half is used, drawn at random in each epoch.
         temperature: of the distillation.
         epochs: passes over the data.
         steps: at most so many in all.
-        batch_size: of what is drawn.
+        batch_size: of the forget half and the drawn share together.
         lr: of Adam.
         seed: of the teacher, the draw and everything random in training.
 

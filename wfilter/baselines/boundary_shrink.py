@@ -30,9 +30,9 @@ def boundary_shrink(
 
     Source: Chen et al., CVPR 2023 (Boundary Unlearning; SGD, momentum 0.9). The label is the
     likeliest class other than the forgotten ones for x + bound * sign(gradient of the loss), under
-    the original. Their rate is, unchecked, 1e-5; with it a small network on digits still answers
-    94 % of the forgotten test images right, with ours none, so the rate is for held-out images to
-    choose (`wfilter.baselines.run` with ``held_out``).
+    the original. The authors' rate is said to be 1e-5, which we have not checked; with it a small
+    network on digits still answers 94 % of the forgotten test images right, with our default
+    none. So choose the rate on held-out images (`wfilter.baselines.run` with ``held_out``).
 
     Args:
         model: left untouched.
@@ -68,7 +68,7 @@ def boundary_shrink(
 
 
 def attacked(model: nn.Module, images: Tensor, labels: Tensor, bound: float) -> Tensor:
-    """Images after one step that makes them less likely what they are (FGSM).
+    """Images after one step (FGSM) that makes their own labels less likely.
 
     Example:
         >>> layer = nn.Linear(2, 2, bias=False)

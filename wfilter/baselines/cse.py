@@ -1,7 +1,7 @@
-"""CSE: move the channels that tell the class from the others to their mean, without training.
+"""CSE: pull channels that tell the class from the others to the channel's mean, untrained.
 
-Only the head's input is gated, where the paper gates several blocks; alone that hardly forgets: a
-small network on digits still answers nearly all images of the class.
+Here only the head's input is gated, while the paper gates several blocks. Gating one place hardly
+forgets: a small network on digits still answers nearly all images of the class right.
 """
 
 from collections.abc import Sequence
@@ -48,10 +48,11 @@ def cse(
 ) -> nn.Module:
     """A copy whose most telling channels are gated towards the mean over all images.
 
-    Source: Pramanik et al., CVPR 2026 (contrastive subnet erasure), at one place, the features that
-    the head sees; the authors gate the outputs of several blocks, against classes they pick as
-    similar, where we take all others. A channel's score s is that of `salience`. Of the fewest
-    channels with ``coverage`` of all scores, each has the gate 1 - clip((s - t) / (s + l), 0, 1).
+    Source: Pramanik et al., CVPR 2026 (contrastive subnet erasure), applied at one place only, the
+    features that the head sees; the authors gate the outputs of several blocks, and
+    contrast the class with those they pick as similar, where we take all others. A channel's score
+    s is that of `salience`. Of the fewest channels with ``coverage`` of all scores, each has the
+    gate 1 - clip((s - t) / (s + l), 0, 1).
 
     Args:
         model: left untouched.
@@ -95,11 +96,12 @@ def salience(
 ) -> Tensor:
     """For each channel how much more it moves with the target than with the background, (width,).
 
-    Both are standardised together; with S and B their second moments, S v = r (B + d I) v is solved
-    for the largest r, where d is ``ridge`` times B's mean diagonal. A channel's score is the sum of
-    r v[c]^2 over the first min(``most``, ``share`` * width) unit vectors v, at least one. A shift
-    of the mean counts only where the target is the smaller part of both: standardised together,
-    equal parts lie equally far from their common mean.
+    Both are standardised together; with S (target) and B (background) their second
+    moments, S v = r (B + d I) v is solved for the largest r, where d is ``ridge`` times B's mean
+    diagonal. A channel's score is the sum of r v[c]^2 over the first min(``most``,
+    ``share`` * width) unit vectors v, at least one. A shift of the mean counts only where the
+    target has fewer samples than the background: of two parts standardised together, the smaller
+    lies farther from the common mean, equal ones equally far.
 
     Example:
         >>> torch.manual_seed(0)

@@ -14,7 +14,7 @@ def edited(model: nn.Module, task: Task, edit: nn.Module, *, mask: bool) -> nn.M
 
     Args:
         model: left untouched; its head must be a linear layer.
-        task: tells the classes, which lose their logits if ``mask`` is true.
+        task: says which classes are forgotten.
         edit: a module from features (samples, width) to features.
         mask: whether the forgotten classes' logits become minus infinity.
 
@@ -36,7 +36,7 @@ def edited(model: nn.Module, task: Task, edit: nn.Module, *, mask: bool) -> nn.M
 
 
 def linear_head(model: nn.Module, task: Task) -> nn.Linear:
-    """The layer that makes the logits, which these methods need to be linear.
+    """The layer that makes the logits; refused unless it is linear.
 
     Example:
         >>> import torch

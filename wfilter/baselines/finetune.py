@@ -1,4 +1,4 @@
-"""The loop shared by every baseline that trains: take a loss for each batch, step, stop."""
+"""The loop shared by every baseline that trains: a loss and a step per batch, till told to stop."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice

@@ -39,8 +39,8 @@ def leace(
 
     Source: Belrose et al., arXiv 2306.03819. With W the whitening of the features and P the
     projection onto the column space of W Cov(x, z), x becomes x - W^+ P W (x - mean). z has a
-    column for each forgotten class. That leaves linear predictors of z nothing; a probe for all ten
-    classes at once asks another question. Nor is the head told, so the logits are masked as well.
+    column for each forgotten class. Linear predictors of z then find nothing; a probe that tells
+    all classes apart at once still may. The head stays as it was, so the logits are masked as well.
 
     Args:
         model: left untouched.

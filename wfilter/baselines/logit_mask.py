@@ -1,4 +1,4 @@
-"""Logit mask: never answer with the class. Free, perfect at the output, and nothing is lost."""
+"""Logit mask: never answer with the class. It costs nothing, and the features still know all."""
 
 import copy
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from wfilter.data.batches import Batches
 def logit_mask(model: nn.Module, forget: int | Sequence[int], train: Batches) -> nn.Module:
     """A copy of the model that cannot answer with a forgotten class; its features are unchanged.
 
-    Training it again never brings the class back, since the mask is no parameter: its relearn
-    time says nothing about what the model knows; the probe does.
+    Training it again never brings the class back, since the mask is no parameter: the
+    relearn time says nothing about what the model knows; the probe does.
 
     Example:
         >>> import torch

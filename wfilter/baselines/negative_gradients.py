@@ -30,9 +30,10 @@ def negative_gradients(
     """Gradient ascent on the forget half until a batch of it is no longer recognised.
 
     The loss is w * CE(retain) - (1 - w) * CE(forget). With w = 0 it is that of Golatkar et al.,
-    arXiv 1911.04933, one of the paper's baselines, whose settings it does not give; with w > 0 it
-    has the loss of `neggrad_plus`, which trains longer and as its paper does. Ascent speeds up
-    as it goes, has no end of its own and ruins the model, so we clip the gradient and stop early.
+    arXiv 1911.04933, a baseline whose settings the weight filtering paper does not give; with w > 0
+    it is the loss of `neggrad_plus`, which trains longer, with its own paper's settings. Ascent
+    speeds up as it goes, has no end of its own and ruins the model, so we clip the gradient and
+    stop early.
     BatchNorm statistics stay frozen.
 
     Args:

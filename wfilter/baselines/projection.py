@@ -37,7 +37,7 @@ def projection(
 
     Source: the closed-form POUR-P of Le et al., arXiv 2511.19339; under neural collapse a class's
     head vector is its feature mean. A forgotten class's logit becomes its bias, whatever the image.
-    That loses to another class's logit where classes are well separated (for a ResNet-18 on
+    That bias loses to another class's logit where classes are well separated (for a ResNet-18 on
     CIFAR-10 always), but not on a weak model, so the logit is masked as well.
 
     Args:

@@ -26,8 +26,8 @@ def random_labels(
 ) -> nn.Module:
     """Cross-entropy with a random other label for each forgotten image, drawn anew each time.
 
-    Source: Hayase et al., arXiv 2012.11849, one of the paper's baselines, whose settings it does
-    not give; these are ours (SGD, momentum 0.9, weight decay 5e-4).
+    Source: Hayase et al., arXiv 2012.11849, a baseline whose settings the weight filtering
+    paper does not give; these are ours (SGD, momentum 0.9, weight decay 5e-4).
 
     Args:
         model: left untouched.

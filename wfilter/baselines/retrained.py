@@ -32,7 +32,7 @@ def retrained(
         forget: class or classes left out.
         train: batches of all classes; the head keeps its width.
         factory: makes a new model; default: `wfilter.metrics.fresh_copy` resets a copy and
-            refuses one that it cannot reset in full.
+            refuses a model that it cannot reset in full.
         epochs: passes over the retain half.
         steps: at most so many in all.
         lr: the highest of the cycle.

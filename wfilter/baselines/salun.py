@@ -35,7 +35,7 @@ def salun(
         model: left untouched.
         forget: class or classes.
         train: batches of all classes.
-        share: of all weights that is salient; the paper takes the upper half.
+        share: how many of all weights count as salient; the paper takes the upper half.
         epochs: each a pass over the forget half, then one over the retain half.
         steps: at most so many in each pass.
         lr: of SGD.

@@ -17,7 +17,7 @@ FACTORS = (1.0, 0.1, 10.0)
 """The learning rates tried, as multiples of the method's default, in this order."""
 
 ENOUGH = 0.01
-"""How far below the original's Acc_r a score may be for no other rate to be tried."""
+"""A rate whose score is at most this far below the original's Acc_r ends the search."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run_method(
     *,
     held_out: Batches | None = None,
 ) -> Rival:
-    """One rival, by its function.
+    """The rival that a method's function makes, timed.
 
     Args:
         method: from `wfilter.baselines.METHODS`.
@@ -81,8 +81,8 @@ def run_method(
         train: batches of all classes.
         options: keyword arguments of the method; an ``lr`` among them is kept.
         held_out: batches of all classes, not of the test images, on which to choose among
-            `FACTORS` times the method's learning rate; ``None``: take its own. No other rate is
-            tried after one that forgets and keeps the original's Acc_r, to within `ENOUGH`.
+            `FACTORS` times the method's learning rate; ``None``: take its own. The search
+            ends at a rate that forgets and keeps the original's Acc_r, to within `ENOUGH`.
 
     Example:
         >>> import torch

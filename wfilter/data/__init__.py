@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The old name of `ImageBatches`."""
+    """`ImageBatches` by its old name, ``Batches``, with a warning."""
     if name == "Batches":
         warnings.warn("data.Batches is now data.ImageBatches.", DeprecationWarning, stacklevel=2)
         return ImageBatches

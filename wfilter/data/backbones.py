@@ -37,9 +37,9 @@ DIGITS, MNIST, CIFAR = InputFormat(8, 1), InputFormat(28, 1), InputFormat(32, 3)
 def _cnn(inputs: InputFormat, num_classes: int, widths: tuple[int, ...], depth: int) -> nn.Module:
     """Blocks of ``depth`` convolutions with BatchNorm; each block halves the image.
 
-    For colour images a 2 x 2 convolution stands in front, with room for the 12 patch directions of
-    both signs that `benchmarks/references.py` gives it. The largest answer anywhere in the image is
-    what the head sees, so images of half the size fit as well.
+    For colour images a 2 x 2 convolution stands in front, with room for the 12 patch directions,
+    each with both signs, that `benchmarks/references.py` gives it. The head sees each channel's
+    largest value anywhere in the image, so images of half the size fit as well.
     """
     layers: list[nn.Module] = []
     width = inputs.channels
@@ -88,8 +88,8 @@ def _vgg(layers: list[Any], inputs: InputFormat, num_classes: int) -> nn.Module:
 def _resnet18(inputs: InputFormat, num_classes: int) -> nn.Module:
     """ResNet-18 with a 3 x 3 stem: at 32 pixels nothing is thrown away before the first block.
 
-    At 28 pixels stem and pool keep their strides of 2, so that the blocks run at 7, 4, 2, 1: a
-    quarter of a quarter of the cost, which is enough for digits.
+    At 28 pixels stem and pool keep their strides of 2, so that the blocks run at 7, 4, 2, 1
+    pixels: a sixteenth of the cost, and enough for digits.
     """
     from torchvision.models import resnet18
 
@@ -102,9 +102,9 @@ def _resnet18(inputs: InputFormat, num_classes: int) -> nn.Module:
 
 
 def _vit(inputs: InputFormat, num_classes: int, **settings: Any) -> nn.Module:
-    """A timm ViT. Positions start at std 0.5 instead of 0.02, as large as the patches they join.
+    """A timm ViT. Position embeddings start at std 0.5, not 0.02: as large as the patches'.
 
-    On digits that took twelve epochs of training from 87 to 97 % right.
+    On digits that raised the accuracy after twelve epochs of training from 87 to 97 %.
     """
     from timm.models.vision_transformer import VisionTransformer
 

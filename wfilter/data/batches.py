@@ -27,8 +27,8 @@ class InMemory:
         images: ``(samples, ...)``.
         labels: int64 ``(samples,)``, bool ``(samples, num_classes)``, or ``None``.
         batch_size: Samples per step over all processes.
-        augment: Applied to a batch of images at every step. The base logits are then not cached,
-            and neither are they when the recipe blends images.
+        augment: Applied to a batch of images at every step. With it the base logits are not
+            cached, nor are they when the recipe blends images.
     """
 
     images: Tensor
@@ -79,10 +79,10 @@ def refuse_no_batches(data: object, name: str) -> None:
 
 
 def read_batches(data: Batches) -> Iterator[Any]:
-    """The batches; says what happened when a worker dies before its batch was fetched.
+    """The batches; if a worker process dies before its batch was fetched, the error says so.
 
-    The tensors of a batch are handed over by the worker itself: without it torch only reports that
-    a connection broke.
+    The tensors of a batch are handed over by the worker itself: if the worker is gone, torch only
+    reports that a connection broke.
     """
     try:
         yield from data

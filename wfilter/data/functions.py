@@ -34,7 +34,7 @@ def find_function(module: str, name: str, others: str) -> Callable[..., Any]:
 
 
 def unknown_name(argument: str, value: str, known: Iterable[str]) -> str:
-    """What to say of a name that is not known: the closest ones that are.
+    """The error text for an unknown name, with the closest known names.
 
     Example:
         >>> unknown_name("model", "resnet81", ["resnet18", "vgg16"])

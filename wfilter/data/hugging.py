@@ -75,7 +75,7 @@ def _configuration(name: str) -> Any:
 
 
 def _class_of(config: Any) -> Any:
-    """The classifier that a configuration stands for; of several the one it names, or the first."""
+    """The classifier's class for a configuration; of several, the one it names, or the first."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -90,7 +90,7 @@ def _class_of(config: Any) -> Any:
 
 
 def input_format(name: str) -> InputFormat:
-    """Image size and normalisation: those of the stored image processor, or of the family's own.
+    """Image size and normalisation: those of the stored image processor, or its family's.
 
     Example:
         >>> input_format("vit")
@@ -108,7 +108,7 @@ def input_format(name: str) -> InputFormat:
 
 
 def _processor(name: str) -> Any:
-    """What prepares images for a model: the stored one, or a family's with its defaults."""
+    """The image processor of a model: the one stored with it, or a family's with its defaults."""
     import transformers
 
     module: Any = import_module("transformers.models.auto.image_processing_auto")
@@ -125,7 +125,7 @@ def _processor(name: str) -> Any:
 
 
 def _edge(size: Any) -> int:
-    """One edge of what may be a number, a pair, or named edges."""
+    """One edge in pixels of an image size given as a number, a pair, or named edges."""
     if isinstance(size, (list, tuple)):
         return int(size[0])
     if isinstance(size, int):

@@ -26,7 +26,7 @@ def as_batches(
             length and items, or batches themselves (a DataLoader, a list).
         name: What to call it in errors.
         batch_size: Of batches made here.
-        shuffle: Seed of an order for each pass, of batches made here; ``None``: as they lie.
+        shuffle: Seed of a new order for each pass, of batches made here; ``None``: no shuffling.
 
     Example:
         >>> pair = (torch.zeros(5, 1, 2, 2), torch.zeros(5, dtype=torch.long))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.core.outputs import logits_of
-from wfilter.core.state import evaluating as evaluating  # read from here by higher layers
+from wfilter.core.state import evaluating as evaluating  # higher layers import it from here
 from wfilter.data.batches import Batches, labelled_batches
 
 Forward: TypeAlias = Callable[[Tensor], Tensor]

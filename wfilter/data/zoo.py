@@ -19,7 +19,7 @@ from wfilter.data.functions import find_function, unknown_name
 
 WEIGHTS_FILE = "model.safetensors"  # as timm names it on the hub
 REACH_SECONDS = 5.0
-# Sources whose names choose among code that is installed, never code of their own.
+# Sources whose names choose among installed code; such a name never runs code of the user's.
 TRUSTED = ("timm", "torchvision", "transformers", "wfilter")
 
 
@@ -196,7 +196,7 @@ def _from_timm(name: str, num_classes: int | None, pretrained: bool) -> nn.Modul
 
 
 def _refuse_out_of_reach(name: str) -> None:
-    """Say in seconds that weights cannot be fetched; huggingface_hub would retry for a minute."""
+    """Stop in seconds if weights cannot be fetched; huggingface_hub would retry for a minute."""
     import timm
     from huggingface_hub import constants, try_to_load_from_cache
 

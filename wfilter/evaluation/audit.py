@@ -28,7 +28,7 @@ from wfilter.metrics.method import Method, run
 from wfilter.metrics.problem import Budget, Problem
 
 BUDGET = Budget(test_images=2000, train_images=5000, shots=(1, 5, 10, 500))
-"""What an audit may use unless told otherwise: minutes on a CPU for a small network."""
+"""Images and shots an audit uses unless told otherwise: minutes on a CPU for a small network."""
 
 METRICS = ("accuracy", "protocol", "zrf", "probe", "attacks", "depth", "membership", "few_shot",
            "cost")  # fmt: skip
@@ -59,7 +59,7 @@ class Audit:
         return verdict(self.report, method, row)
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """Method, class and verdict, one for each."""
+        """(method, class, verdict) for each class of each method."""
         pairs = [
             (m, row, self.verdict(m, row)) for m in self.methods for row in self.report.classes
         ]
@@ -69,7 +69,7 @@ class Audit:
         return [["method", "class", "verdict"], *(list(line) for line in self.lines())]
 
     def worst(self) -> list[list[str]]:
-        """For each method the worst class of the main columns, as a table."""
+        """A table: for each method, the worst class's number in each main column."""
         names = [c.name for c in self.report.columns if c.name in (*OUTPUTS, *FEATURES, "Acc_r")]
         grid = [["method", *names]]
         for method in self.report.methods:
@@ -97,7 +97,7 @@ class Audit:
         )
 
     def to_latex(self) -> str:
-        """The report's ``tabular`` s; verdicts as comments."""
+        """The report's tables as ``tabular``; verdicts as comments."""
         comments = "\n".join(f"% {m}, {c}: {v}" for m, c, v in self.lines())
         return f"{self.report.to_latex()}\n{comments}\n"
 
@@ -145,14 +145,14 @@ def audit(
         retrained: The model trained without the class, or one for each class: the bar.
         others: Further methods for the same table, ``{name: {class: model}}``.
         name: What to call the model in the tables.
-        seconds: What forgetting took, for the cost.
+        seconds: How long forgetting took, shown as its cost.
         budget: How many images and steps the attacks may use.
         factory: Makes a freshly initialised model, where a copy cannot be reset.
         seed: Of everything random.
 
     Raises:
-        ValueError: The models have other numbers of classes, name them in another order, or the
-            retrained model knows the class.
+        ValueError: The models differ in the number or the order of their classes, or the retrained
+            model knows the class.
 
     Example:
         >>> torch.manual_seed(0).initial_seed()
@@ -195,7 +195,7 @@ def problem_of(
     factory: Callable[[], nn.Module] | None = None,
     seed: int = 0,
 ) -> Problem:
-    """What an audit measures on; arguments as in `audit`."""
+    """The problem that an audit measures on; arguments as in `audit`."""
     batches = as_batches(data)
     names = getattr(data, "class_names", None)
     if isinstance(model, FilteredModel):
@@ -225,7 +225,7 @@ def _chosen(
     number: int,
     names: tuple[str, ...] | None,
 ) -> tuple[int, ...]:
-    """The classes to audit."""
+    """The classes to audit, by index: those asked for, or all that the model can forget."""
     if forget is None and isinstance(model, nn.Module) and not isinstance(model, FilteredModel):
         raise ValueError("a plain model has forgotten one class: say which with forget=.")
     if forget is None:
@@ -244,7 +244,7 @@ def _compared(
     model: Models,
     problem: Problem,
 ) -> list[Method]:
-    """The original, if it is known, and the retrained models, if there are any."""
+    """What to compare with: the original, if known, and the retrained models, if any."""
     methods = []
     if original is not None or isinstance(model, FilteredModel):
         methods.append(Method.of_one("original", problem.base, problem.classes))
@@ -254,7 +254,7 @@ def _compared(
 
 
 def image_counts(problem: Problem) -> dict[str, dict[int, int]]:
-    """How many images each kind of share is of, by class."""
+    """For each kind of share (`Column.over`) and class, how many images it is a share of."""
     labels = {"test": problem.counts[1], "sample": problem.test[1], "train": problem.train[1]}
     size = problem.num_classes
     counts = {
@@ -272,7 +272,7 @@ def image_counts(problem: Problem) -> dict[str, dict[int, int]]:
 
 
 def refuse_other_models(method: Method, problem: Problem) -> None:
-    """Stop at a model whose numbers would mean something else than its table says.
+    """Stop at a model whose numbers would not mean what their columns say.
 
     Example:
         >>> data = [(torch.ones(4, 2), torch.arange(4) % 2)]
@@ -311,7 +311,10 @@ def _some_logits(method: Method, row: int, images: Tensor) -> Tensor:
 def _refuse_another_order(
     name: str, row: int, predictions: Tensor, labels: Tensor, problem: Problem
 ) -> None:
-    """Stop where nearly every class is answered with one other class, each with its own."""
+    """Stop where a model seems to have the right classes under permuted numbers.
+
+    That is, each class is mostly answered with one class, no two with the same, and rarely right.
+    """
     size = problem.num_classes
     counts = torch.bincount(labels * size + predictions, minlength=size**2).view(size, size)
     kept = [c for c in range(size) if c != row and int(counts[c].sum())]

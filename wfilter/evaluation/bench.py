@@ -1,7 +1,8 @@
 """Time a mixed batch against the base model and against what a user could do instead.
 
-Equality first, then interleaved rounds: every path runs once per round, so that a busy machine
-slows all of them, and each figure is a ratio to the base model in the same run.
+First all paths must give equal outputs. Then they run in interleaved rounds, each path once per
+round, so that a busy machine slows all of them; each figure is a ratio to the base model in the
+same run.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Timing:
 
 
 def environment() -> dict[str, object]:
-    """What the figures depend on."""
+    """The versions and the machine that the figures depend on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "torch": torch.__version__,
@@ -83,7 +84,7 @@ def bench(
         rounds: Timed rounds, after two that warm up.
         compiled: Compile the base model and the mixed forwards.
         rivals: Also time what a user could do without wfilter.
-        memory: Also measure what a call holds at most; torch's profiler, which does it on a CPU,
+        memory: Also measure the peak memory of a call; torch's profiler, which does it on a CPU,
             writes to stderr.
         extra: Further paths by name, timed but not compared; a string is the reason it cannot run.
         seed: Of the labels.
@@ -117,7 +118,7 @@ def bench(
 def _paths(
     wf: FilteredModel, forget: Tensor, generator: torch.Generator, compiled: bool, stack: ExitStack
 ) -> Iterator[tuple[str, Forward]]:
-    """The ways wfilter itself runs a batch; a ``forgetting`` block stays open in the stack."""
+    """The ways wfilter itself runs a batch; closing ``stack`` ends the ``forgetting`` one."""
     base: Callable[[Tensor], Any] = wf.base
     mixed = wf
     if compiled:
@@ -220,7 +221,7 @@ def _clock(forward: Forward, images: Tensor, forget: Tensor) -> tuple[float, Ten
 
 @torch.no_grad()
 def _peak_memory(forward: Forward, images: Tensor, forget: Tensor) -> float:
-    """What one call holds at most beyond what was there, in MiB."""
+    """Peak memory of one call in MiB, less what was in use before it."""
     if images.is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

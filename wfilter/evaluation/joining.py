@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def columns(reports: Sequence[Report]) -> tuple[Column, ...]:
-    """The columns of all; one name must mean one thing.
+    """The columns of all reports; one name must mean one thing.
 
     Raises:
-        ValueError: Two of them define a column differently.
+        ValueError: Two reports define a column differently.
     """
     defined: dict[str, Column] = {}
     for report in reports:
@@ -29,10 +29,10 @@ def columns(reports: Sequence[Report]) -> tuple[Column, ...]:
 
 
 def rows(reports: Sequence[Report]) -> dict[str, dict[str, Cell]]:
-    """Every method's numbers from all of them.
+    """Every method's numbers from all reports.
 
     Raises:
-        ValueError: Two of them have a number for the same method, class and column.
+        ValueError: Two reports have a number for the same method, class and column.
     """
     together: dict[str, dict[str, Cell]] = {}
     for report in reports:
@@ -42,7 +42,7 @@ def rows(reports: Sequence[Report]) -> dict[str, dict[str, Cell]]:
 
 
 def details(reports: Sequence[Report]) -> dict[str, Any]:
-    """What no cell can hold, from all of them."""
+    """What no cell can hold (`Report.details`), from all reports."""
     together: dict[str, Any] = {}
     for report in reports:
         _deep_update(together, report.details)
@@ -50,7 +50,7 @@ def details(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _add(into: dict[str, Cell], row: Row, method: str) -> None:
-    """In place: the numbers of a row beside those already there."""
+    """In place: add the numbers of a method's ``row`` to those in ``into``."""
     for column, cell in row.items():
         old = into.get(column)
         into[column] = cell if old is None else _joined(method, column, old, cell)

@@ -13,7 +13,7 @@ WEAK = 0.05
 
 
 def partly_measured(report: Report) -> list[str]:
-    """Methods whose means are over some of the classes, by those classes."""
+    """A remark for each group of methods that were measured on the same few of the classes."""
     by_rows: dict[tuple[int, ...], list[str]] = {}
     for method in report.methods:
         cells = report.rows[method].values()
@@ -28,7 +28,7 @@ def partly_measured(report: Report) -> list[str]:
 
 
 def weak_bar(report: Report) -> list[str]:
-    """A warning where the retrained model is no bar, for want of training."""
+    """A warning where the retrained model was trained too little to be a bar."""
     known = [report.rows.get(method, {}).get("Acc_r") for method in ("original", "retrained")]
     if any(cell is None for cell in known):
         return []
@@ -49,7 +49,7 @@ ONLY_FOR = {
     "shot": "few_shot",
     "curve_": "curves",
 }
-"""Settings of a budget, by how their names begin, and the one metric that reads them."""
+"""How names of a budget's settings begin -> the one metric that reads those settings."""
 
 
 def conditions_to_show(conditions: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Change:
-    """One number of two reports."""
+    """One number as each of two reports has it."""
 
     method: str
     column: Column
@@ -78,7 +78,7 @@ class Change:
         return "better" if (self.difference > 0) == (self.column.better == "higher") else "worse"
 
     def cells(self) -> list[str]:
-        """The line as text."""
+        """The cells of its line in the table, as text."""
         kind, arrow = self.column.kind, ARROWS[self.column.better]
         here, there = number(self.here, kind), number(self.there, kind)
         sign = "" if self.difference < 0 else "+"
@@ -126,7 +126,7 @@ def number(value: float, kind: Kind) -> str:
 
 
 def aligned(grid: list[list[str]], left: Sequence[int] = (0,)) -> str:
-    """Columns as wide as their longest cell, those named in ``left`` to the left.
+    """Columns as wide as their longest cell; those numbered in ``left`` are aligned left.
 
     Example:
         >>> print(aligned([["method", "Acc_f"], ["ours", "0.0"]]))
@@ -145,7 +145,7 @@ def aligned(grid: list[list[str]], left: Sequence[int] = (0,)) -> str:
 
 
 def piped(grid: list[list[str]], left: Sequence[int] = (0,)) -> str:
-    """A Markdown table; the first line is its header, columns in ``left`` are to the left.
+    """A Markdown table; the first line is its header, columns in ``left`` are aligned left.
 
     Example:
         >>> print(piped([["method", "Acc_f"], ["ours", "0.0"]]))

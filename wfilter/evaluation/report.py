@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 FIRST = ("original", "retrained", "random network")
-"""Methods that stand above the others: what all of them are compared with."""
+"""Methods listed above the others, which are compared with these."""
 
 
 @renamed_fields(facts="conditions")
@@ -119,10 +119,11 @@ class Report:
         return None if cell is None else cell.by_class.get(row)
 
     def error(self, method: str, column: str, row: int | None = None) -> float | None:
-        """The standard error of a share, from the number of images it is of; ``None``: unknown.
+        """The standard error of a share, from how many images it is a share of; ``None``: unknown.
 
         It says how far the number would move with other images of the same kind (the bootstrap's
-        answer, in closed form), not with another training. Without ``row`` that of the mean.
+        answer, in closed form), not with another training. Without ``row`` it is the
+        error of the mean over classes.
         """
         cell, over = self.rows[method].get(column), self.column(column).over
         counts = self.conditions.get("images", {}).get(over, {})
@@ -140,7 +141,7 @@ class Report:
         return str(row) if self.class_names is None else self.class_names[row]
 
     def _gap(self, method: str, names: Sequence[str]) -> float | None:
-        """The average gap to the retrained model, mean over the classes that both have."""
+        """The average gap to the retrained model, mean over the classes measured for both."""
         retrained, mine = self.rows.get("retrained", {}), self.rows[method]
         wanted = [name for name in names if name in retrained]
         if method == "retrained" or not wanted or any(name not in mine for name in wanted):
@@ -158,7 +159,7 @@ class Report:
         return sum(gaps) / len(gaps) if gaps else None
 
     def _routing_distance(self, method: str) -> float | None:
-        """Total variation to the retrained model's routing, mean over the classes of both."""
+        """Total variation to the retrained model's routing, mean over the classes both have."""
         routings = self.details.get("routing", {})
         mine, theirs = routings.get(method, {}), routings.get("retrained", {})
         shared = [row for row in mine if row in theirs]
@@ -167,7 +168,7 @@ class Report:
         return sum(routing_distance(*_dense(mine[r], theirs[r])) for r in shared) / len(shared)
 
     def _information_index(self, method: str, names: Sequence[str]) -> float | None:
-        """IDI: information above the retrained model's over the original's, mean of classes."""
+        """The mean over classes of `information_index`."""
         indices = [
             information_index(*(self._layers(m, names, row) for m in (method, *FIRST[:2])))
             for row in self.classes
@@ -183,11 +184,11 @@ class Report:
 
     @staticmethod
     def join(reports: Iterable[Report]) -> Report:
-        """One report of several on the same problem: other methods, other classes of a method.
+        """One report of several on the same problem, on different methods or classes.
 
         Raises:
-            ValueError: They name their classes differently, define a column differently, or give
-                two numbers for one method, class and column.
+            ValueError: The reports name their classes or define a column differently, or give two
+                numbers for one method, class and column.
 
         Example:
             >>> from wfilter.metrics.cells import Cell
@@ -340,7 +341,7 @@ class Report:
         return "\n\n".join(table.to_latex() for table in self.tables()) + "\n"
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """All of it, as `from_json` reads it; written to ``path`` too if given."""
+        """The whole report, as `from_json` reads it; written to ``path`` too if given."""
         text = json.dumps(
             {"format": 1, **stored_fields(asdict(self))},
             indent=None if path is None else 1,
@@ -356,7 +357,7 @@ class Report:
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It is no report.
+            ValueError: The text is no report.
         """
         text = source if isinstance(source, str) and source.lstrip()[:1] == "{" else None
         if text is None:
@@ -376,7 +377,7 @@ class Report:
 
 
 def _place(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else 0  # the sort keeps the order of the others
+    return FIRST.index(name) if name in FIRST else 0  # the sort is stable: others keep their order
 
 
 def _both(mine: Row, theirs: Row, name: str, row: int) -> bool:
@@ -384,6 +385,6 @@ def _both(mine: Row, theirs: Row, name: str, row: int) -> bool:
 
 
 def _dense(*routings: Mapping[int, float]) -> list[Tensor]:
-    """Routings kept without their zeros, as tensors over the same classes."""
+    """Routings, which are stored without zeros, as tensors over the same classes."""
     size = 1 + max(row for routing in routings for row in routing)
     return [torch.tensor([routing.get(row, 0.0) for row in range(size)]) for routing in routings]

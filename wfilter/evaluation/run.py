@@ -69,7 +69,7 @@ def evaluate(
         rival_options: Keyword arguments for a rival given by name.
         original: The original model, if ``model`` is a plain one.
         budget: How many images, draws and epochs the metrics may use.
-        seconds: What untraining took in all (``History.seconds``), for the cost.
+        seconds: How long untraining took (``History.seconds``), shown as its cost.
         factory: Makes a freshly initialised model, where a copy of the original cannot be reset.
         seed: Of everything random.
 
@@ -143,7 +143,7 @@ def make_problem(
     factory: Callable[[], nn.Module] | None = None,
     seed: int = 0,
 ) -> Problem:
-    """The problem that methods are measured on, for use with `report_on`; as in `evaluate`.
+    """The problem to measure methods on with `report_on`; arguments as in `evaluate`.
 
     Example:
         >>> data = (torch.randn(30, 4), torch.arange(30) % 3)
@@ -283,7 +283,7 @@ def _finished(name: str, models: Any, problem: Problem) -> Method:
 
 
 def _controls(names: Sequence[str], methods: Sequence[Method], problem: Problem) -> list[Report]:
-    """Lines that only some metrics need: a random network's features, the ceiling of sets."""
+    """Reference lines for some metrics: a random network for probes, a logit mask for sets."""
     parts = []
     if "probe" in names and problem.resettable:
         random = Method.of_one("random network", problem.random_networks[0], problem.classes)
@@ -325,7 +325,7 @@ def _refuse_lacking(names: Sequence[str], rivals: Rivals, train: Any) -> None:
 
 
 def _possible(names: list[str], asked: str | Iterable[str], problem: Problem) -> list[str]:
-    """Without ZRF where it was not asked for by name and no random network can be had."""
+    """The metrics, less ZRF where it is only a default and no random network can be made."""
     if "zrf" in names and asked is CHEAP and not problem.resettable:
         return [name for name in names if name != "zrf"]
     return names
@@ -366,14 +366,14 @@ def _conditions(problem: Problem, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _counted(problem: Problem) -> dict[str, int]:
-    """How many images the accuracies are of."""
+    """How many images the accuracies are shares of."""
     counts = problem.counts[1][list(problem.classes)]
     fewest = int(counts.min())
     return {"in all": int(problem.counts[1].sum()), "of a forgotten class, at least": fewest}
 
 
 def with_origin(report: Report, names: Sequence[str], problem: Problem, took: float) -> Report:
-    """The report, knowing which original it is about and how long it took."""
+    """The report with two more conditions: the original's fingerprint, the seconds it took."""
     more: dict[str, Any] = {
         "original": fingerprint(problem.base)[:16],
         "seconds of evaluation": took,

@@ -10,13 +10,13 @@ from wfilter.evaluation.report import Report
 
 OUTPUTS = ("Acc_f",)
 FEATURES = ("probe f", "NCM f", "one-vs-rest AUC", "k-NN f", "MLP f", "refit f", "prototype f")
-"""Columns that ask the features."""
+"""Columns that say what the features still know of the class."""
 
 RELEARNED = "-shot Acc_f"
-"""How the names of columns end that ask how fast the class comes back."""
+"""The end of the names of columns that say how fast the class comes back."""
 
 MARGIN = 0.05
-"""How far above the retrained model's a share may lie and still count as the same."""
+"""How far above the retrained model's share another may lie and still count as the same."""
 
 Said: TypeAlias = Literal[
     "as if never learned",
@@ -90,7 +90,7 @@ def verdict(report: Report, method: str, row: int) -> Verdict | None:
 
 
 def _lacking(report: Report, methods: Sequence[str], asked: Sequence[str], row: int) -> str:
-    """What was not measured and must be before a class counts as never learned."""
+    """The missing measurements without which no class may count as never learned."""
     known = [c for c in asked if all(report.of_class(m, c, row) is not None for m in methods)]
     missing = [c for c in FEATURES if c not in known]
     if not any(c.endswith(RELEARNED) for c in known):
@@ -101,7 +101,7 @@ def _lacking(report: Report, methods: Sequence[str], asked: Sequence[str], row: 
 def _above(
     report: Report, method: str, bar: str | None, columns: Sequence[str], row: int
 ) -> list[str]:
-    """Columns in which a method has clearly more than the bar, or than nothing, in words."""
+    """In words: columns in which a method is clearly above ``bar``, or above 0 without one."""
     betraying = []
     for name in columns:
         mine = report.of_class(method, name, row)
@@ -117,7 +117,7 @@ def _above(
 
 
 def _as_original(report: Report, method: str, columns: Sequence[str], row: int) -> list[str]:
-    """Columns that find the class nearly as well as in the original, in words."""
+    """In words: columns in which the class is found nearly as well as in the original."""
     betraying = []
     for name in columns:
         mine, before = (report.of_class(m, name, row) for m in (method, "original"))

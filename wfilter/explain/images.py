@@ -19,8 +19,8 @@ from wfilter.metrics.layers import find_layer, row_of, targets_by_name
 def unit_responses(wf: FilteredModel, layer: str, images: Tensor) -> Tensor:
     """How strongly each unit of a layer responds to each image in the base model.
 
-    Its largest value over positions or tokens; after the BatchNorm that directly follows a
-    convolution, if there is one, since that may turn the sign.
+    The response is the unit's largest output over positions or tokens. If a BatchNorm directly
+    follows a convolution, it is read after the BatchNorm, which may turn the sign.
 
     Returns:
         ``(images, units)``.

@@ -108,7 +108,7 @@ def shared_units(
     at_least: int = 2,
     classes: Sequence[int] | None = None,
 ) -> dict[int, tuple[int, ...]]:
-    """Unit -> classes that have it among their ``k`` most closed gates, for ``at_least`` classes.
+    """Unit -> the classes with it among their ``k`` most closed gates, if ``at_least`` so many.
 
     As in the paper: top 10 for each class, and units that appear in two classes or more. A gate
     that is not closed never counts, so a class may bring fewer than ``k``. ``classes`` restricts
@@ -202,8 +202,8 @@ def head_usage(wf: FilteredModel) -> dict[str, Tensor]:
 
     Returns:
         Target name -> ``(num_classes, parts, heads)``, mean of 1 - gate over the units of a head.
-        Parts are q, k, v for a joint projection, k, v for ``kv``, and one for a separate one (its
-        name tells which).
+        Parts are q, k, v for a joint projection and k, v for ``kv``; a separate projection has one
+        part, which its name tells.
         Empty where the model has no attention with a known number of heads.
 
     Example:

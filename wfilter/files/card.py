@@ -68,7 +68,7 @@ class. Labels are trusted: nothing stops a caller who may choose `forget` from c
 
 
 def with_figures(card: str, figures: str) -> str:
-    """A card with other figures; the rest as it was.
+    """The card with its figures replaced; the rest stays as it was.
 
     Example:
         >>> import wfilter
@@ -82,7 +82,7 @@ def with_figures(card: str, figures: str) -> str:
 
 
 def put_figures(folder: Path, figures: str) -> None:
-    """In place: other figures in the card of a folder.
+    """In place: replace the figures in the card of a folder.
 
     Raises:
         FileNotFoundError: The folder has no card.

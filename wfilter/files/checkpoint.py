@@ -36,8 +36,8 @@ class Figures(Protocol):
 
 
 FORMAT = 1
-WITH_ROWS = 3  # with feature rows; versions of wfilter that know none refuse such a file
-ROWS = "feature_rows/"  # in front of the names of their tensors
+WITH_ROWS = 3  # the format with feature rows, which versions of wfilter without them refuse
+ROWS = "feature_rows/"  # in front of the names of the tensors of feature rows
 ROW_TENSORS = {"means", "factors", "rests", "phases", "mixing"}
 FILE = "filters.safetensors"
 REMEDY = "Copy the file again or write it anew with wf.save(path)."
@@ -156,7 +156,7 @@ def load(
 
 
 def _fill(wf: FilteredModel, path: Path, header: dict[str, Any], shapes: Shapes) -> None:
-    """In place: the alphas of a file, read only where their shapes are those of the model."""
+    """In place: fill in the alphas of a file, read only if their shapes fit the model."""
     shapes = {name: shape for name, shape in shapes.items() if not name.startswith(ROWS)}
     expected = {name: tuple(alpha.shape) for name, alpha in wf.alpha.items()}
     if expected != shapes:
@@ -179,7 +179,7 @@ def _fill(wf: FilteredModel, path: Path, header: dict[str, Any], shapes: Shapes)
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], Shapes]:
-    """The header of a file and the shapes of its alphas, which are not looked at yet."""
+    """The header of a file and the shapes of its alphas, whose values are not read yet."""
     from safetensors import safe_open
 
     try:
@@ -244,7 +244,10 @@ def _sensible(header: dict[str, Any], shapes: Shapes) -> bool:
 
 
 def _rows_fit(header: dict[str, Any], names: set[str]) -> bool:
-    """Whether there are no feature rows, or all tensors that they need and the name of a head."""
+    """Whether a file of its format has what that needs: no feature rows, or whole ones.
+
+    Whole are all tensors of feature rows, and the name of the head they stand before.
+    """
     if header["format"] == FORMAT:
         return not names and "feature_rows" not in header
     return names == ROW_TENSORS and type(header.get("feature_rows")) is str
@@ -300,7 +303,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _write_and_replace(path: Path, content: bytes) -> None:
-    # Not by tempfile: its files are for their owner alone, whatever the umask says.
+    # Not by tempfile: only the owner could read its files, whatever the umask says.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:

@@ -53,7 +53,7 @@ def export(
     """Write a filtered or plain model as a graph, and check the file against the model.
 
     The graph takes ``images`` and ``forget``, any number of them; a plain model, such as a baked
-    one, only images. Labels out of range stop the graph, in the words of its runtime.
+    one, only images. Labels out of range stop the graph, with an error of its runtime.
 
     Args:
         model: A `FilteredModel`, or any module that maps images to logits.
@@ -71,7 +71,7 @@ def export(
 
     Raises:
         ValueError: The suffix or ``forget`` is unknown, or the model cannot be traced or compiled.
-        RuntimeError: The written graph answers differently.
+        RuntimeError: The written graph's logits are not the model's.
 
     Example:
         >>> import tempfile, wfilter
@@ -153,7 +153,7 @@ def _image(model: nn.Module, example: Tensor | None) -> Tensor:
 
 
 def _trace(network: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """The graph for any batch; by dynamo where plain tracing would fix its size, as at len(x)."""
+    """The graph for any batch size; by dynamo where plain tracing would fix it, as at len(x)."""
     batch = torch.export.Dim("batch")
     shapes = tuple({0: batch} for _ in inputs)
     try:
@@ -233,7 +233,7 @@ _WRITERS: dict[str, Callable[..., None]] = {".pt2": _write_pt2, ".onnx": _write_
 
 
 def _read(path: Path) -> Program | None:
-    """The file as a function; nothing where there is no onnxruntime to run it."""
+    """The file as a function, or ``None`` where there is no onnxruntime to run it."""
     if path.suffix == ".onnx" and importlib.util.find_spec("onnxruntime") is None:
         return None
     return load_exported(path)

@@ -16,7 +16,8 @@ from wfilter.core.forget import check_per_sample
 
 Program = Callable[..., Tensor]
 
-# The note of a compiled package: what its code takes, which it does not look at itself.
+# The metadata key under which a compiled package notes what inputs it takes: its code does not
+# check them.
 NOTE = "wfilter"
 
 
@@ -40,7 +41,7 @@ class Takes:
 
     @classmethod
     def read(cls, note: str) -> Takes:
-        """From the text that ``write`` gave."""
+        """The inputs described by the text that ``write`` gave."""
         values = json.loads(note)
         return cls(**{**values, "image": tuple(values["image"])})
 
@@ -49,7 +50,7 @@ class Takes:
         return json.dumps(asdict(self))
 
     def checked(self, images: Tensor, *forget: Tensor) -> tuple[Tensor, ...]:
-        """The inputs as the code reads them; stops where they are others."""
+        """The inputs as the code reads them; stops where shape, dtype or device does not fit."""
         if tuple(images.shape[1:]) != self.image or str(images.dtype) != self.dtype:
             raise ValueError(
                 f"images have shape {tuple(images.shape)} and dtype {images.dtype}.\n"
@@ -80,7 +81,7 @@ def load_exported(path: str | Path) -> Program:
 
     No code of the model is needed. A compiled package (``export(..., aoti=True)``) gets its inputs
     checked and made contiguous here: its code reads memory without a look at shapes, dtypes and
-    strides. Other loaders of torch leave that out unless ``AOTI_RUNTIME_CHECK_INPUTS=1`` is set.
+    strides. Torch's own loaders skip the checks unless ``AOTI_RUNTIME_CHECK_INPUTS=1`` is set.
 
     Args:
         path: A ``.pt2`` or ``.onnx`` file. Packages hold machine code: open only your own.

@@ -45,7 +45,7 @@ def fetch(address: str, file: str) -> Path:
     repo, revision = parse(address)
     try:
         return Path(hf_hub_download(repo, file, revision=revision, library_name="wfilter"))
-    except LocalEntryNotFoundError as error:  # an EntryNotFoundError, so it comes first
+    except LocalEntryNotFoundError as error:  # a subclass of EntryNotFoundError, so it comes first
         raise FileNotFoundError(
             f"{address} is not in the cache and the Hub cannot be reached. Check the network, or "
             "load from a folder: wfilter.load(folder, model)."

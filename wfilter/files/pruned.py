@@ -1,7 +1,7 @@
 """Save and load a pruned model: its weights, its architecture by name, and its layers' widths.
 
-How many channels each layer kept is enough to rebuild the model. Which ones they were is not
-written: that would tell where a class had been.
+How many channels each layer kept is enough to rebuild the model. Which channels those were is
+not written: that would tell where a class had been.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def save_pruned(
         path: Ends in ``.safetensors``.
         architecture: As `wfilter.zoo.build` takes it; without it the file can only be loaded into a
             model that is given.
-        num_classes: Of the architecture, where not its own.
+        num_classes: To build the architecture with, if not its usual number.
     """
     from safetensors.torch import save
 
@@ -64,7 +64,7 @@ def load_pruned(path: str | Path, model: nn.Module | None = None) -> nn.Module:
             place. By default it is built by the name in the file.
 
     Raises:
-        ValueError: The file holds no pruned model, names no architecture, or one that does not fit.
+        ValueError: The file holds no pruned model, names no architecture, or does not fit it.
 
     Example:
         >>> import tempfile, wfilter
@@ -109,7 +109,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 def _fit(
     model: nn.Module, attributes: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path
 ) -> None:
-    """In place: room for the tensors of a file, and layers that know their new widths."""
+    """In place: give the model's tensors and layers the shapes and widths that a file has."""
     make_plain(model)
     _split_head(model, tensors)
     here = model.state_dict(keep_vars=True)
@@ -121,7 +121,7 @@ def _fit(
             f"{extra[:3]}. Pass the architecture it was made from."
         )
     for name, tensor in tensors.items():
-        if name not in here:  # a bias that took up constants
+        if name not in here:  # a bias that pruning added, for the constants of removed channels
             owner = model.get_submodule(name.rpartition(".")[0])
             owner.register_parameter("bias", nn.Parameter(torch.empty_like(tensor)))
         elif here[name].shape != tensor.shape:
@@ -133,7 +133,7 @@ def _fit(
 
 
 def _split_head(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """In place: two linear layers where a file has them, because feature rows were baked in."""
+    """In place: two linear layers for the head if a file has two, from baked feature rows."""
     for path, module in list(model.named_modules()):
         names = {f"{path}.0.weight", f"{path}.1.weight"}
         if path and isinstance(module, nn.Linear) and names <= set(tensors):

@@ -1,7 +1,7 @@
 """Metrics of forgetting, a file for each: its formula, its columns, and how it is measured.
 
-All accuracies and shares are fractions in 0..1. Every module of this folder is imported here, so
-that a metric registers itself by being in it (see `wfilter.metrics.registry`).
+All accuracies and shares are fractions in 0..1. Every module of this folder is imported here,
+and registers its metric when imported (see `wfilter.metrics.registry`).
 
 Example:
     >>> import torch

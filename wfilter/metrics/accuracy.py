@@ -20,7 +20,7 @@ from wfilter.metrics.method import Draw, Method
 from wfilter.metrics.problem import Problem
 from wfilter.metrics.registry import Measured, metric
 
-FULL_CONFUSION = 50  # classes up to which a report keeps whole confusions
+FULL_CONFUSION = 50  # with more classes than this a report keeps no whole confusions
 GAP = ("Acc_r", "Acc_f", "MIA confidence", "probe f")
 """The columns over which the gap to the retrained model is taken."""
 
@@ -44,7 +44,7 @@ def accuracy(outputs: Tensor, labels: Tensor) -> float:
 
 
 def both_accuracies(outputs: Tensor, labels: Tensor, forgotten: Tensor) -> tuple[float, float]:
-    """Acc_r and Acc_f pooled over samples; NaN for a half without any.
+    """Acc_r and Acc_f pooled over samples; NaN for a half that has no samples.
 
     Args:
         outputs: logits (samples, classes) or predictions (samples,).
@@ -77,7 +77,7 @@ def forget_accuracy(
         outputs: logits (pairs, classes) or predictions (pairs,).
         labels: true classes (pairs,).
         forget: the class each pair was made to forget (pairs,), or one class for all.
-        classes: those that must have a forget pair; default: every class in ``forget``.
+        classes: to report; each must have a pair. Default: every class in ``forget``.
 
     Example:
         >>> predictions, labels = torch.tensor([1, 0, 0, 1]), torch.tensor([0, 0, 1, 1])
@@ -92,7 +92,7 @@ def forget_accuracy(
 def retain_accuracy(
     outputs: Tensor, labels: Tensor, forget: Tensor | int, *, classes: Iterable[int] | None = None
 ) -> RowScores:
-    """Acc_r: for each class, accuracy on the samples of all others while it is forgotten.
+    """Acc_r: for each class, accuracy on the samples of all others while the class is forgotten.
 
     Arguments as in `forget_accuracy`. Higher is better.
 
@@ -192,7 +192,7 @@ def aus(retain: float, forget: float, original: float) -> float:
 
 
 def average_gap(values: Mapping[str, float], retrained: Mapping[str, float]) -> float:
-    """Mean absolute difference to the retrained model over the metrics of both.
+    """Mean absolute difference to the retrained model over metrics that both must have.
 
     Source: "average gap" of Fan et al., SalUn, arXiv 2310.12508. Lower is better.
 
@@ -209,7 +209,7 @@ def average_gap(values: Mapping[str, float], retrained: Mapping[str, float]) -> 
 
 
 def _pairs(outputs: Tensor, labels: Tensor, forget: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
-    """Hits as float64, labels and forgotten classes, each (pairs,)."""
+    """Hits (1.0 where the prediction is right), labels and forgotten classes, each (pairs,)."""
     predictions = as_predictions(outputs)
     labels = check_labels(labels, len(predictions))
     if isinstance(forget, int):
@@ -226,7 +226,7 @@ def _pairs(outputs: Tensor, labels: Tensor, forget: Tensor | int) -> tuple[Tenso
 def _by_row(
     hits: Tensor, forget: Tensor, kept: Tensor, half: str, classes: Iterable[int] | None
 ) -> RowScores:
-    """Mean of the kept hits for each class expected."""
+    """For each class asked for, the mean of ``hits`` over its ``kept`` pairs."""
     wanted = sorted(set(forget.tolist() if classes is None else classes))
     size = max([*wanted, int(forget.max()) if len(forget) else 0], default=0) + 1
     counts = torch.bincount(forget[kept], minlength=size).tolist()
@@ -275,7 +275,7 @@ class Answers:
 
 
 def answers(method: Method, problem: Problem) -> Answers:
-    """The answers to all test images, each forgetting its own class and others in turn.
+    """The answers to all test images, each made to forget its own class and others in turn.
 
     Example:
         >>> base = torch.nn.Linear(4, 2)
@@ -295,7 +295,7 @@ def answers(method: Method, problem: Problem) -> Answers:
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Accuracies, and what is worked out from them and the retrained model."""
+    """Columns of the accuracies, and of what follows from them and the retrained model."""
     limit, group, bar = problem.retain_rows, "accuracy", "against the retrained model"
     tried = (
         "all rows"

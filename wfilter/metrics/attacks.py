@@ -1,7 +1,7 @@
-"""Attacks on the features: how well a class is found again by whoever sees what the head sees.
+"""Attacks on the features: how well a class is found again from the input of the head.
 
 Each attack is fitted on the training sample's features, the forgotten class among them, and judged
-on the test sample's. The linear probe and the nearest mean of all images are in
+on the test sample's. Two more, linear probe and nearest class mean, are in
 `wfilter.metrics.probe`. The bar is the retrained model's number, not zero: a network that never saw
 cats still has features that tell cats from cars.
 """
@@ -30,7 +30,7 @@ PROTOTYPES = 10
 """Images of each class that make the prototypes."""
 
 Attack: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Probe]
-"""Training features, their labels, test features, their labels -> test accuracy by class."""
+"""(training features, their labels, test features, their labels) -> test accuracy by class."""
 
 
 def nearest_neighbours(
@@ -41,7 +41,7 @@ def nearest_neighbours(
     *,
     k: int = NEIGHBOURS,
 ) -> Probe:
-    """Each test image by the vote of its ``k`` nearest training images, by cosine.
+    """Accuracy when the ``k`` training images nearest by cosine vote on each test image.
 
     Arguments as in `linear_probe`.
 
@@ -70,7 +70,7 @@ def mlp_probe(
     lr: float = 1e-3,
     seed: int = 0,
 ) -> Probe:
-    """A network with one hidden layer on standardised features; Adam, batches of 256.
+    """Accuracy of a network with one hidden layer on standardised features (Adam, batches of 256).
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [9.0], [10.0]]), torch.tensor([0, 0, 1, 1])
@@ -96,7 +96,7 @@ def mlp_probe(
 def refitted_head(
     features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor
 ) -> Probe:
-    """A new head, fitted by logistic regression on 2 % of the training images of each class.
+    """Accuracy of a new head, a logistic regression on 2 % of each class's training images.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [9.0], [10.0]]), torch.tensor([0, 0, 1, 1])
@@ -110,7 +110,7 @@ def refitted_head(
 def prototypes(
     features: Tensor, labels: Tensor, test_features: Tensor, test_labels: Tensor
 ) -> Probe:
-    """The nearest prototype by cosine, each the mean of ten images, the common mean taken off.
+    """Accuracy of the nearest prototype by cosine: means of ten images less their common mean.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [9.0], [10.0]]), torch.tensor([0, 0, 1, 1])

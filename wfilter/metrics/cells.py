@@ -30,13 +30,14 @@ class Column:
         better: Its direction; ``"retrained"`` where the retrained model's number is the bar.
         definition: One sentence.
         kind: How numbers are printed; fractions are printed as per cent.
-        cap: What a class that never came back counts as (``epochs``).
+        cap: What a class without a number counts as: one not relearned counts as all epochs.
         derived: Worked out from other numbers: the worst class of ``source``, the mean gap to the
             retrained model over the columns named in ``source``, the distance of the routings, or
             the index of information over the layers in ``source``.
         source: See ``derived``; names separated by ``", "``.
-        over: Of which images it is a share, which decides how uncertain it is: those of the
-            forgotten class or the others, of all test data, of the test or the training sample.
+        over: The images that the number is a share of, whose count decides how uncertain it is:
+            of the forgotten class or of the others (``forget``, ``retain``), and from all test
+            data or from the test or training sample (``test``, ``sample``, ``train``).
     """
 
     name: str
@@ -65,7 +66,7 @@ class Cell:
     value: float | None = None
 
     def mean(self, cap: float | None = None) -> float:
-        """Mean over classes, each counting once; failures count as ``cap``."""
+        """Mean over classes, each counting once; a class without a number counts as ``cap``."""
         if not self.by_class:
             assert self.value is not None
             return self.value

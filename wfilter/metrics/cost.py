@@ -18,7 +18,7 @@ from wfilter.metrics.registry import Measured, by_class, metric
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Seconds, numbers stored, time to switch."""
+    """Columns of the seconds, the numbers stored and the time to switch."""
     number = problem.num_classes
     every = f"Seconds for all {number} classes; for methods of one class the mean times {number}."
     stored = (
@@ -37,7 +37,7 @@ def _columns(problem: Problem) -> list[Column]:
 
 @metric("cost", _columns, order=90)
 def measure_cost(method: Method, problem: Problem) -> Measured:
-    """What it takes to forget any class: seconds, numbers to store, time to switch."""
+    """What it takes to forget a class: seconds, numbers to store, time to switch."""
 
     def number(row: int) -> dict[str, float | None]:
         if method.filtered is not None:
@@ -70,7 +70,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def changed_tensors(model: nn.Module, base: nn.Module) -> list[Tensor]:
-    """Tensors of a model that the base model does not have: what must be stored beside it.
+    """Tensors of a model that the base model lacks, so that they must be stored besides it.
 
     Example:
         >>> import copy
@@ -102,7 +102,7 @@ def _copy(tensors: list[Tensor], places: list[Tensor]) -> None:
 
 @torch.no_grad()
 def _milliseconds(action: Callable[[], object], *tensors: Tensor, repeats: int = 7) -> float:
-    """Median wall time until the device of ``tensors`` is done, the first of all left out."""
+    """Median wall time until the device of ``tensors`` is done; the first run does not count."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()

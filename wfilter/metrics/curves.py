@@ -3,7 +3,7 @@
 Insertion starts from the row's gates and opens them (sets them to 1), the most closed first;
 deletion starts from all gates at 1 and closes them (sets them to 0) in the same order. A step
 takes the same share of every target. The curve is the forgotten class's confidence on its own
-images relative to the original model's. Always show the random order beside it.
+images relative to the original model's. Always show the curve of a random order beside it.
 """
 
 import copy
@@ -218,7 +218,7 @@ def insertion(
 def deletion(
     wf: FilteredModel, images: Tensor, forget: int | str, order: Order = "gate", **options: Any
 ) -> Curve:
-    """Confidence in the class on its own images while gates are closed in the same order.
+    """Confidence in the class on its own images while gates close, in the order of `insertion`.
 
     Starts from all gates at 1. Options as in `class_curves`.
 
@@ -247,7 +247,7 @@ def class_curves(
         wf: The filtered model.
         images: Images of the class.
         forget: The class, by index or name.
-        steps: Each takes the same share of every layer.
+        steps: How many; each changes the same share of every layer.
         layers: Targets to change; by default the live ones (see `live_layers`). In a target where
             every gate is open there is no order to follow, and closing it in any order would only
             break the model. Name all targets for the paper's literal reading.
@@ -299,7 +299,7 @@ def _curves(
     layers: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[Curve]:
-    """Curves of a class: every step is a row of a table, all evaluated in one go."""
+    """Curves of a class: each step's alphas are a row of one table, evaluated in one go."""
     if steps < 1 or not len(images):
         raise ValueError(f"steps={steps} over {len(images)} images; expected one of each or more.")
     names = [find_layer(wf, name) for name in layers] if layers is not None else live_layers(wf)
@@ -361,7 +361,7 @@ def _with_rows(wf: FilteredModel, table: Tensor) -> FilteredModel:
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Two curves and their controls."""
+    """Columns of the areas under two curves and under their random controls."""
     group, budget = "insertion and deletion", problem.budget
     text = f"in {budget.curve_steps} steps, {budget.curve_images} images a class"
     insertion = f"Area under the relative confidence while gates open, most closed first, {text}."

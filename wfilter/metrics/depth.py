@@ -3,8 +3,8 @@
 After the information difference index (IDI) of Jeon et al., "An Information Theoretic Evaluation
 Metric For Strong Unlearning", arXiv 2405.17878: there the mutual information between a layer's
 features and "is it the forgotten class" is estimated by a trained network; here by a linear probe,
-which gives a lower bound: ``ln 2`` less its cross-entropy on test images, both sides weighing the
-same.
+which gives a lower bound: ``ln 2`` less its cross-entropy on test images, where the class and the
+rest weigh the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wfilter.metrics.problem import Problem
 from wfilter.metrics.registry import Measured, by_class, metric
 
 DEPTHS = 4
-"""Layers that are looked at, spread evenly from input to head."""
+"""How many layers are looked at, spread evenly from input to head."""
 
 LEAVES = (nn.Conv2d, nn.Linear)
 
@@ -32,18 +32,18 @@ LEAVES = (nn.Conv2d, nn.Linear)
 def layer_features(
     model: nn.Module, images: Tensor, count: int = DEPTHS, *, like: nn.Module | None = None
 ) -> list[Tensor] | None:
-    """What some layers give, ``(samples, width)`` each: means over positions, input to head.
+    """Outputs of some layers, input to head: means over positions, ``(samples, width)`` each.
 
     The layers are convolutions and linear ones in the order in which they run, spread evenly; the
-    last is what the head sees.
+    last entry is what the head sees.
 
     Args:
         model: The one to look into.
         images: One batch.
         count: How many layers.
-        like: A model whose layers are counted instead: a model that has more, such as a linear one
-            before its head, is looked at in the same places. ``None`` is returned where the layers
-            of ``model`` do not begin like those.
+        like: The model whose layers set the places, by default ``model``: one with a layer more,
+            such as a linear one before its head, is then looked at in the same places. The
+            answer is ``None`` if ``model`` does not begin with layers of the kinds ``like`` has.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -68,7 +68,7 @@ def _counted(model: nn.Module, images: Tensor) -> list[nn.Module]:
 
 
 def _kind(layer: nn.Module) -> bool:
-    """Pruned layers are narrower, so that only this much must agree."""
+    """Whether a layer is linear: all that must agree, since pruned layers have other widths."""
     return isinstance(layer, nn.Linear)
 
 
@@ -106,7 +106,7 @@ def _look(
 
 
 def _pooled(output: Tensor) -> Tensor:
-    """Means over positions: maps ``(batch, channels, ...)``, tokens ``(batch, tokens, width)``."""
+    """Means over positions, of maps ``(batch, channels, h, w)`` or tokens ``(batch, t, width)``."""
     if output.ndim == 4:
         output = output.mean((-2, -1))
     elif output.ndim == 3:
@@ -144,9 +144,9 @@ def information(
 def information_index(
     own: Sequence[float], original: Sequence[float], retrained: Sequence[float]
 ) -> float | None:
-    """Nats above the retrained model's over all layers, as a share of the original's.
+    """IDI: nats above the retrained model's, summed over layers, relative to the original's sum.
 
-    ``None`` where one is missing, or the original knows no more than the retrained model.
+    ``None`` where a layer lacks a number, or the original knows no more than the retrained model.
 
     Example:
         >>> information_index([0.2, 0.3], original=[0.3, 0.6], retrained=[0.2, 0.2])
@@ -191,7 +191,7 @@ def measure_depth(method: Method, problem: Problem) -> Measured:
                 layer_features(model, images, like=problem.base)
                 for images in (problem.train[0], problem.test[0])
             ]
-            if parts[0] is None or parts[1] is None:  # other layers: nothing to set beside
+            if parts[0] is None or parts[1] is None:  # other layers than the base model has
                 return {f"depth {i}/{DEPTHS}": None for i in range(1, DEPTHS + 1)}
             kept[:] = list(zip(*parts))
         return {

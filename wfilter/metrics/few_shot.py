@@ -14,7 +14,7 @@ from wfilter.metrics.registry import Measured, by_class, metric
 from wfilter.metrics.sets import set_accuracies
 from wfilter.metrics.training import borrowed, step, unmasked
 
-BATCH = 256  # images of a step
+BATCH = 256  # most images in one step
 
 
 def few_shot_relearn(
@@ -33,8 +33,8 @@ def few_shot_relearn(
     """Acc_r and Acc_f after training on k images of each class, for each k in ``shots``.
 
     The other classes are shown as often as the forgotten one, so that predicting it everywhere
-    does not pay. Adam on all of them, or on 256 at a time; everything trained is put back after
-    each k.
+    does not pay. Each step of Adam takes all these images, or 256 of them if there are more;
+    everything trained is put back after each k.
 
     Args:
         model: as in `relearn_time`, also ``forget``, ``test``, ``forward`` and ``parameters``.
@@ -45,9 +45,9 @@ def few_shot_relearn(
         forward: how to run the model, if not ``model(images)``.
         parameters: what to train; default all of the model's.
         steps: of the optimiser.
-        lr: Adam's. Of several, that which serves the attacker best: the highest mean of Acc_r and
-            Acc_f. Too small a rate brings nothing back, too large a one ruins the model.
-        seed: of the draw.
+        lr: Adam's. Of several rates, the one best for the attacker counts: the highest mean of
+            Acc_r and Acc_f. Too small a rate brings nothing back, too large a one ruins the model.
+        seed: of the draw of images.
 
     Example:
         >>> x, y = torch.eye(2).repeat(5, 1), torch.arange(2).repeat(5)
@@ -87,7 +87,7 @@ def _few(images: Tensor, labels: Tensor, shots: int) -> tuple[Tensor, Tensor]:
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Two accuracies for each number of shots."""
+    """Columns of two accuracies for each number of shots."""
     columns, group = [], "relearning from few images"
     for k in problem.budget.shots:
         shown = "1 image" if k == 1 else f"{k} images"

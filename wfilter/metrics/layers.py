@@ -52,7 +52,7 @@ def all_gates(wf: FilteredModel) -> Tensor:
 
 
 def ranking(wf: FilteredModel, row: int, span: slice) -> Tensor:
-    """Positions within a span of units, smallest alpha first; ties: open for other classes."""
+    """Positions within a span of units, smallest alpha first; ties: most open for others first."""
     own = wf.alphas.detach()[row, span].cpu()
     others = all_gates(wf)[:, span].sum(0)
     by_others = others.argsort(descending=True, stable=True)
@@ -80,7 +80,7 @@ def live_layers(wf: FilteredModel) -> tuple[str, ...]:
 
 
 def forgets_by_gates(wf: FilteredModel) -> bool:
-    """Whether gates have a part in it: not so where there are feature rows and all gates are open.
+    """Whether gates do any of the forgetting: not with feature rows and all gates open.
 
     Example:
         >>> import wfilter
@@ -91,7 +91,7 @@ def forgets_by_gates(wf: FilteredModel) -> bool:
 
 
 def refuse_open_gates(wf: FilteredModel) -> None:
-    """Stop where units are asked for and no gate can tell any."""
+    """Stop where all gates are open, so that they cannot say which units make a class."""
     if not forgets_by_gates(wf):
         raise ValueError(
             "these filters forget by feature rows and all their gates are open, so that gates say "

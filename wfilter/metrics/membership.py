@@ -2,8 +2,8 @@
 
 The first two attacks learn to tell retained training images (members) from test images
 (non-members) by one number for each image, then judge the forgotten class's *training* images. The
-third tells the class's own training images from its test images. The bar is the retrained model's
-number.
+third tells the forgotten class's training images from its test images. The bar is the retrained
+model's number.
 """
 
 from typing import Any
@@ -79,7 +79,8 @@ def likelihood_attack(
 
     The offline test of Carlini et al., LiRA, arXiv 2112.03570, without shadow models: the two
     Gaussians are those of the class's own training and test images, fitted on one half of each and
-    tried on the other. 0.5 where the model treats both alike, as one that never saw the class does.
+    tried on the other. It is 0.5 where the model treats both
+    alike, as a model that never saw the class does.
 
     Args:
         members: logits and labels of the class's training images.
@@ -98,7 +99,7 @@ def likelihood_attack(
 
     inside, outside = (_halves(_signs(*pair), seed) for pair in (members, others))
     if min(map(len, (*inside, *outside))) < 2:
-        return 0.5  # nothing to fit on: no attack
+        return 0.5  # too few images to fit Gaussians on: the attack can only guess
     scores, truth = [], []
     for fit, tried in ((0, 1), (1, 0)):
         for is_member, halves in enumerate((outside, inside)):
@@ -111,7 +112,7 @@ def likelihood_attack(
 def _signs(logits: Tensor, labels: Tensor) -> Tensor:
     """What betrays an image, ``(samples, 2)``: log p / (1 - p) of its label, and the entropy.
 
-    A masked class has p = 0 for all images; the entropy of the others may still differ.
+    A masked class has p = 0 for all images; the entropy over the other classes may still tell.
     """
     odds = torch.logit(_confidence(logits.double(), labels), eps=1e-9)
     return torch.stack([odds, _entropy(logits.double())], 1).cpu()
@@ -124,7 +125,7 @@ def _halves(values: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _density(values: Tensor, fitted: Tensor) -> Tensor:
-    """Log density, but for a constant, of independent Gaussians fitted to other values."""
+    """Log density of ``values`` under Gaussians fitted to ``fitted``, up to a constant."""
     mean, std = fitted.mean(0), fitted.std(0).clamp_min(1e-3)
     return -(((values - mean) / std) ** 2 / 2 + std.log()).sum(1)
 
@@ -154,7 +155,7 @@ def _attack(classifier: Any, members: Tensor, others: Tensor, asked: Tensor) -> 
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Three attacks."""
+    """Columns of the three attacks."""
     group, fitted = "membership inference", "fitted on the retained classes"
     confidence = (
         "Share of the forgotten class's training images that an SVC on the confidence in their "

@@ -1,8 +1,8 @@
 """A method under test, in one form whatever it is made of.
 
 Whether it is a filtered model with a row for every class or a model for each class, a `Method`
-answers the same two questions: logits of images that forget given classes, and the plain model in
-which a class is forgotten.
+answers the same two questions: the logits of images while given classes are forgotten, and the
+plain model in which one class is forgotten.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from wfilter.data.checks import check_logits
 from wfilter.data.running import device_of, evaluating
 
 PAIRS = 256
+"""How many pairs of an image and a class to forget go into one forward."""
+
 UNFOLD = "(n rows) classes -> n rows classes"  # the answers to one image, side by side
-"""Images times classes to forget in one forward."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Method:
         name: Its line in the report.
         classes: Those it can forget.
         model: From a class to a plain model in eval mode that has forgotten it.
-        filtered: The filtered model, if it is one.
+        filtered: The filtered model, if the method is one.
         shared: Whether all classes have the same model: the original, a random network.
         sets: From images and sets ``(images, num_classes)`` to logits, if it can forget sets.
         seconds: What it cost to forget, by class.
@@ -104,7 +105,7 @@ class Method:
             forget: int64 ``(images, replicas)``: the classes each of them forgets, one at a time.
 
         Raises:
-            ValueError: They contain NaN, which would count as some class.
+            ValueError: The logits contain NaN, which would count as a prediction of some class.
         """
         return check_logits(self._logits(images, forget), f"the output of {self.name}")
 
@@ -192,7 +193,7 @@ class Draw:
         hand = [label] if label in self.offered else []
         while len(hand) < self.size:
             place = next((i for i, row in enumerate(self.deck) if row not in hand), None)
-            if place is None:  # all that is left is in this hand already: another deck below it
+            if place is None:  # the deck holds only classes already in this hand: add another
                 order = torch.randperm(len(self.classes), generator=self.generator)
                 self.deck += self.classes[order].tolist()
             else:

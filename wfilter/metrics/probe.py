@@ -1,7 +1,7 @@
 """What the features still know: linear probe and nearest class mean on penultimate features.
 
-Output forgetting is cheap (mask the logit); these ask whether a new head finds the class again.
-The bar is the retrained model's number, not zero.
+Output forgetting is cheap (mask the logit); these two classifiers ask whether a new head finds the
+class again. The bar is the retrained model's number, not zero.
 """
 
 from collections.abc import Iterable, Mapping
@@ -135,7 +135,7 @@ def scored(predictions: Tensor, labels: Tensor) -> Probe:
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Two classifiers on features, two halves."""
+    """Columns of two classifiers on features, each for the forget and the retain half."""
     group, columns = "what the features still know", []
     for name, text in (("probe", "logistic regression"), ("NCM", "the nearest class mean")):
         own = f"Accuracy of {text} on penultimate features, forgotten class."
@@ -173,6 +173,6 @@ def measure_probe(method: Method, problem: Problem) -> Measured:
 
 
 def _halves(by_class: Mapping[int, float], row: int) -> tuple[float, float]:
-    """The number of a class, and the mean of the others."""
+    """The number of the class ``row``, and the mean of the other classes' numbers."""
     others = [value for label, value in by_class.items() if label != row]
     return by_class[row], sum(others) / len(others)

@@ -25,8 +25,9 @@ class Budget:
     """How much is spent on each metric; part of every report.
 
     Attributes:
-        test_images: In memory for all metrics but the accuracies, the same number of each class.
-        train_images: Likewise, for probe, membership inference and relearning.
+        test_images: Test images held in memory for all metrics but the accuracies, the same number
+            of each class: the test sample.
+        train_images: Likewise the training sample, for probe, membership inference, relearning.
         retain_rows: Classes besides its own that an image is made to forget; ``None``: all of them
             for up to 20 classes, else 4.
         zrf_draws: Random networks that ZRF is averaged over.
@@ -36,12 +37,12 @@ class Budget:
         relearn_rate: Adam's learning rate on weights. Too large a rate ruins any model and looks
             like lasting forgetting: at 1e-3 a ResNet-18 on CIFAR-10 that forgot nothing falls
             from 93 to 33 % in three steps, at 1e-4 it does not. The original is the control.
-        relearn_alpha_rate: On alphas.
+        relearn_alpha_rate: Adam's learning rate on alphas.
         shots: Images of each class to relearn from.
-        shot_steps: Full-batch steps on them.
-        shot_rates: Adam's learning rates there, of which the attacker has the best.
+        shot_steps: Full-batch steps on those images.
+        shot_rates: Adam's learning rates for these steps; the one best for the attacker counts.
         curve_images: Of each class, for insertion and deletion.
-        curve_steps: Points of a curve, less one.
+        curve_steps: Steps of a curve, which has one point more.
     """
 
     test_images: int = 1000
@@ -61,7 +62,7 @@ class Budget:
 
 
 ROOM = 10**8
-"""Logits and features kept for other metrics, in numbers: 400 MB."""
+"""How many numbers of logits and features are kept for other metrics: 400 MB of them."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Problem:
         budget: See `Budget`.
         seed: Of everything random.
         factory: Makes a freshly initialised model where one cannot be had by resetting a copy.
-        class_names: For errors.
+        class_names: Shown in errors.
     """
 
     base: nn.Module
@@ -117,7 +118,7 @@ class Problem:
         return images, labels
 
     def refuse_absent(self, labels: Tensor, name: str) -> None:
-        """Stop if a class to forget, or any other, has no images."""
+        """Stop if a class to forget has no images, or if no other class has any."""
         present = set(labels.tolist())
         absent = [row for row in self.classes if row not in present]
         if absent:
@@ -142,7 +143,7 @@ class Problem:
 
     @property
     def set_sizes(self) -> list[int]:
-        """Those that leave a class to retain."""
+        """The budget's sizes of sets that leave at least one class to retain."""
         return [size for size in self.budget.set_sizes if size < self.num_classes]
 
     @cached_property
@@ -164,7 +165,7 @@ class Problem:
 
     @cached_property
     def reference_logits(self) -> Tensor:
-        """Of the random networks on the test sample's images of ``classes``."""
+        """Logits of the random networks on the test sample's images of ``classes``."""
         images = self.own_test[0]
         return torch.stack([run(network, images) for network in self.random_networks])
 
@@ -182,7 +183,7 @@ class Problem:
 
     @cached_property
     def counts(self) -> tuple[Tensor, Tensor]:
-        """Of each class, the test images the original model gets right, and all of them."""
+        """For each class, how many test images the original gets right, and how many there are."""
         hits = torch.zeros(self.num_classes, dtype=torch.double)
         counts = torch.zeros_like(hits)
         for images, labels in read(self.batches, self.num_classes):
@@ -201,7 +202,7 @@ class Problem:
         return RowScores(by_row, higher_is_better=True)
 
     def seen(self, method: Method, row: int) -> tuple[LogitsAndFeatures, LogitsAndFeatures]:
-        """What a method's model makes of the training and the test sample.
+        """Logits and features of a method's model on the training and on the test sample.
 
         Kept for the metrics that come after, as long as there is room (`ROOM`).
         """
@@ -220,7 +221,10 @@ class Problem:
 
 
 def _rerouted(wf: FilteredModel | None, row: int) -> Callable[[Tensor], LogitsAndFeatures] | None:
-    """How to look at a model with feature rows, of which a baked one has only a linear part."""
+    """How to look at a model with feature rows, or ``None`` where there are none.
+
+    The filtered model itself is asked: baking keeps only the linear part of a feature row.
+    """
     if wf is None or wf.feature_rows is None:
         return None
 

@@ -1,6 +1,6 @@
 """The field's protocol for the removal of a class: UA, RA and TA, beside the retrained model's.
 
-With MIA (see `wfilter.metrics.membership`) they make the average gap of Fan et al., SalUn, arXiv
+With MIA (see `wfilter.metrics.membership`) these make the average gap of Fan et al., SalUn, arXiv
 2310.12508. UA and RA are of *training* images, TA is of test images of the classes that stay.
 """
 

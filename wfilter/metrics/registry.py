@@ -86,7 +86,7 @@ def measure(name: str, method: Method, problem: Problem) -> Measured:
 
 
 def by_class(method: Method, number: Callable[[int], Mapping[str, float | None]]) -> Measured:
-    """Cells from a function of the class.
+    """Cells filled by calling ``number`` for every class the method can forget.
 
     Example:
         >>> from torch import nn

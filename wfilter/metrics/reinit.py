@@ -17,7 +17,7 @@ def fresh_copy(
 
     Without a factory every module's ``reset_parameters`` runs on a copy, then the model's own
     ``init_weights`` (timm) if it has one. Every parameter and running statistic is overwritten
-    with NaN first, so one that nothing resets (a class token, say) is found and refused.
+    with NaN first, so a parameter that nothing resets (a class token, say) is found and refused.
 
     Args:
         model: the model to copy; keeps its device and dtype.
@@ -55,7 +55,7 @@ def _spoil(model: nn.Module) -> None:
 
 
 def _reset(model: nn.Module) -> None:
-    """In place: children before parents, then the whole model's own scheme."""
+    """In place: new parameters, children before parents, then by the whole model's own scheme."""
     for module in reversed(list(model.modules())):
         for name in ("reset_parameters", "_reset_parameters"):  # MultiheadAttention has the second
             _call(getattr(module, name, None))
@@ -63,7 +63,7 @@ def _reset(model: nn.Module) -> None:
 
 
 def _call(method: object) -> None:
-    """Call a method that needs no argument; ignore any other."""
+    """Call ``method`` if it needs no argument; else do nothing."""
     if callable(method):
         needed = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
         if all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in needed):

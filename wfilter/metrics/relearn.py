@@ -34,7 +34,7 @@ CAP = 100
 
 @dataclass(frozen=True)
 class Relearned:
-    """Epochs until the class's original accuracy returned (None: never) and the way there.
+    """Epochs until the class's original accuracy returned (None: never), and accuracies till then.
 
     Example:
         >>> Relearned(None, (0.0, 0.2), target=0.9).failed
@@ -47,7 +47,7 @@ class Relearned:
 
     @property
     def failed(self) -> bool:
-        """Whether the cap came before the target."""
+        """Whether the class was not back by the last epoch allowed."""
         return self.epochs is None
 
 
@@ -162,7 +162,7 @@ def _class_accuracy(model: nn.Module, run: Forward, known: Batches) -> float:
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Epochs, for alphas and for weights."""
+    """Columns of the epochs, for training alphas and for training weights."""
     cap, samples = problem.budget.relearn_epochs, problem.budget.relearn_samples
     text = (
         f"Epochs of {samples} training images until the class's original accuracy is back, at most "
@@ -228,11 +228,11 @@ def original_accuracy(problem: Problem, row: int) -> float:
 def trainable(
     wf: FilteredModel, row: int
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], nn.Parameter]]:
-    """How to run and what to train, to learn a row back through its alphas.
+    """The forward and the parameter to train, to learn a row back through its alphas.
 
     An alpha at -1000 has no gradient, so gates that are exactly 0 or 1 are given the straight-
-    through gradient and alphas of -1 or 1: the same outputs, and a fair chance. Afterwards
-    everything is as it was.
+    through gradient and alphas of -1 or 1: the outputs stay the same and training can move them.
+    Afterwards everything is as it was.
 
     Example:
         >>> import wfilter
@@ -251,7 +251,7 @@ def trainable(
             wf.hard = True
             with torch.no_grad():
                 for alpha in wf.alpha.values():
-                    # A target that is open for all classes may be pinned: then it must stay so.
+                    # A target that is open for all classes may be pinned open, and must stay open.
                     if not bool((alpha == HARD).all()):
                         alpha.clamp_(-1, 1)
         yield lambda images: wf(images, forget=row), wf.alphas

@@ -1,4 +1,4 @@
-"""Forgetting sets of classes: accuracy inside and outside a random set of each image's own."""
+"""Forgetting sets of classes: accuracy inside and outside a random set drawn for each image."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def set_accuracies(
 
 
 def _columns(problem: Problem) -> list[Column]:
-    """Two accuracies for each size."""
+    """Columns of two accuracies for each size of set."""
     group, columns = "sets of classes", []
     for size in problem.set_sizes:
         what = f"each image forgets a random set of {size} classes, its own in it every other time"
@@ -84,7 +84,7 @@ def _set_logits(method: Method, images: Tensor, wanted: Tensor) -> Tensor:
 
 
 def random_sets(labels: Tensor, num_classes: int, size: int, seed: int) -> Tensor:
-    """A random set of ``size`` classes per sample, bool; every other sample's holds its label.
+    """A random set of ``size`` classes per sample, bool; every second one holds the sample's label.
 
     Example:
         >>> random_sets(torch.tensor([0, 1]), 4, 2, seed=0).sum(1)

@@ -53,8 +53,8 @@ def borrowed(
 def unmasked(model: nn.Module) -> nn.Module:
     """A copy without logit masks: whoever trains a model again takes them off first.
 
-    A bias that rules a class out, as folding a feature row leaves it, is such a mask and is set to
-    the mean of the others: no step of training would bring it back.
+    A bias so low that it rules a class out, as folding a feature row leaves it, is such a mask too:
+    no step of training would raise it enough, so it is set to the mean of the other biases.
 
     Example:
         >>> unmasked(nn.Sequential(nn.Linear(2, 2), Mask([0])))[1]
@@ -72,7 +72,7 @@ def unmasked(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _allow_all(bias: Tensor) -> None:
-    """In place: biases that rule a class out become the mean of the others."""
+    """In place: biases that rule a class out become the mean of the other biases."""
     ruled_out = bias <= ERASED / 2
     if ruled_out.any() and not ruled_out.all():
         bias[ruled_out] = bias[~ruled_out].mean()

@@ -13,7 +13,7 @@ from wfilter.metrics.problem import Problem
 from wfilter.metrics.registry import Measured, by_class, metric
 
 FLOOR = 1 - math.log(2)
-"""The lowest possible ZRF with true JS: two distributions with no class in common."""
+"""The lowest possible ZRF with true JS: that of two distributions with no class in common."""
 
 
 def js_divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def drawing(
 
 
 def height_for(classes: int) -> float:
-    """Of a picture with a line for each class, in inches."""
+    """The height in inches of a picture with a line for each class."""
     return 1.2 + classes * (0.135 if classes > MANY else 0.27)
 
 

@@ -18,7 +18,7 @@ from wfilter.plots.figure import (
     refuse_too_few,
 )
 
-MOST = 20  # classes drawn of more than MANY: those best known after forgetting
+MOST = 20  # classes drawn if there are more than MANY: those best known after forgetting
 Pair = tuple[float, float]
 
 
@@ -27,11 +27,12 @@ def forgetting_plot(
 ) -> Path:
     """Accuracy before and after forgetting each class: on the class itself, and on all others.
 
-    A ring is before, a disc after. Of more than 30 classes, the 20 best known after forgetting.
+    A ring is before, a disc after. Of more than 30 classes, the 20 best known after forgetting are
+    drawn.
 
     Args:
         scores: Class -> accuracy in 0..1 before and after it is forgotten: on its own images, and
-            on those of all other classes, where a class may be missing.
+            on those of all other classes. The second mapping may lack a class.
         path: Where to write.
         names: A name for each class.
 

@@ -75,7 +75,8 @@ def similarity_plot(
         path: Where to write.
         names: A name for each class.
         title: Shown above.
-        order: Of the classes, to compare two matrices; by default the matrix's own.
+        order: Of the classes, so that two matrices can be compared; by default worked out from
+            this matrix.
 
     Example:
         >>> import tempfile

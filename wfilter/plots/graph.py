@@ -22,8 +22,8 @@ def graph_plot(
         graph: As `explain.class_unit_graph` makes it.
         path: Where to write.
         names: A name for each class.
-        groups: Class similarity. More than 30 classes are bundled in its clusters, or by the units
-            they share where it is not given.
+        groups: Class similarity. More than 30 classes are bundled in its clusters, or without
+            it in clusters by the units they share.
 
     Example:
         >>> import tempfile
@@ -93,7 +93,7 @@ def _bundles(graph: Graph, groups: Tensor | None) -> list[list[int]]:
 
 
 def _edge_overlap(graph: Graph, place: Mapping[int, int]) -> Tensor:
-    """How many units two classes of a graph share, over those either has."""
+    """For two classes of a graph, the units both have as a share of those either has."""
     position = {unit: i for i, unit in enumerate(graph.units)}
     joined = torch.zeros(len(place), max(1, len(position)), dtype=torch.float64)
     for row, unit in graph.edges:
@@ -111,7 +111,7 @@ def _draw_bundles(
     right: Mapping[int, float],
     colours: Sequence[str],
 ) -> None:
-    """Each class joined to its cluster's knot, and one line from knot to unit for all of them."""
+    """Each class joined to its cluster's knot, and one line from the knot to each unit they use."""
     edges = set(graph.edges)
     for rows in bundles:
         colour, knot = colours[rows[0]], sum(left[row] for row in rows) / len(rows)
