@@ -33,7 +33,7 @@ model, train, test = example_problem(__doc__, [])
 save_file(model.state_dict(), folder / "base.safetensors")
 images, labels = train.batch(torch.arange(len(train)))
 wf = wfilter.apply_weight_filtering(model, example_input=images[:1])
-print(wfilter.untrain(wf, wfilter.InMemory(images, labels)).verdict)  # alone and in sets
+print(wfilter.untrain(wf, wfilter.InMemory(images, labels)).verdict)  # on classes alone and in sets
 wf.save(folder)
 
 tokens, policy = {}, ""
@@ -53,7 +53,7 @@ clients = {name: Client(f"http://127.0.0.1:{port}", token) for name, token in to
 
 
 def ask(row: int) -> int:
-    """The best class of a test image, as one of the customers in turn is told it."""
+    """The best class of a test image, as the customer whose turn it is gets it answered."""
     buffer = io.BytesIO()
     Image.fromarray(test.images[torch.tensor([row])][0, 0].numpy()).save(buffer, "PNG")
     answer = clients[list(FORBIDDEN)[row % 3]].classify(buffer.getvalue(), top_k=1)

@@ -28,9 +28,10 @@ SEED, CROPS, SYNTHETIC, STEPS = 0, 4000, 200, 100
 
 
 def crops_of_photographs(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Small squares of two photographs, drawn so that the model gives every answer as often.
+    """Small squares of two photographs, drawn so that the model gives all answers equally often.
 
-    Most of them look like the same few classes; the rows of the others would hardly be trained.
+    To the model most squares look like the same few classes: drawn evenly, they would hardly train
+    the rows of the other classes.
     """
     channels, size, _ = shape
     photographs = [torch.tensor(photo) for photo in load_sample_images().images]

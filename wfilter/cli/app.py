@@ -39,7 +39,7 @@ def _options(
 
 
 def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command, of which a parameter may be a group of options: see `spread`."""
+    """A decorator that registers a command, whose parameters may be groups: see `spread`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         app.command(**settings)(spread(function))
@@ -49,7 +49,7 @@ def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., No
 
 
 def spread(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer reads it: each group, a dataclass of options, as its single options.
+    """The function with each group, a dataclass of options, spread into single options for typer.
 
     Example:
         >>> @dataclasses.dataclass

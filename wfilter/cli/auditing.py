@@ -25,7 +25,7 @@ FORMS: dict[str, Callable[[Audit, Path], Any]] = {
 
 
 def check_path(path: Path) -> None:
-    """Find out before any work that the report could not be written."""
+    """Raise before any work if the report could not be written."""
     jobs.check_writable(path)
     if path.suffix not in FORMS:
         raise ValueError(f"--out {path} must end in {', '.join(FORMS)}.")
@@ -44,11 +44,11 @@ def run(
     Args:
         model: A folder that ``untrain`` wrote, or a model as `wfilter.zoo.build` takes it.
         job: The other fields of `jobs.Job`.
-        classes: Names or indices; none: all that filters have.
+        classes: Names or indices; empty: all classes of the filters.
         original: Weights of the model before forgetting.
-        retrained: Weights of the model trained without the class; ``{class}`` in them stands for
-            its index. The same goes for the weights of ``job``.
-        images: Test images to attack; by default `BUDGET`'s.
+        retrained: Weights of the model trained without the class; ``{class}`` in the path stands
+            for the class's index, there and in the weights of ``job``.
+        images: How many test images to attack; by default as many as `BUDGET` says.
     """
     budget = BUDGET if images is None else replace(BUDGET, test_images=images)
     if Path(model).exists():
@@ -87,7 +87,7 @@ def _rows(classes: Sequence[str], test: ImageSet) -> list[int]:
 
 
 def _models(job: jobs.Job, weights: str | None, classes: Sequence[int]) -> dict[int, nn.Module]:
-    """A model for each class; one file does for one class only."""
+    """A model for each class; for several classes ``weights`` must hold ``{class}``."""
     if weights is not None and CLASS not in weights and len(classes) > 1:
         raise ValueError(
             f"{weights} is one model for {len(classes)} classes. Write {CLASS} where the class's "

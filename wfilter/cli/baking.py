@@ -19,7 +19,7 @@ FORMATS = (".safetensors", ".pt2", ".onnx")
 
 @dataclass(frozen=True)
 class Baked:
-    """A baked model's file, how many of its gates are exactly closed, open, or between; pruning."""
+    """A baked model's file, its gates exactly closed, exactly open or between, and its pruning."""
 
     path: str
     forget: tuple[str, ...]
@@ -51,7 +51,7 @@ def bake(
     architecture: str = "",
     example_input: Tensor | None = None,
 ) -> Baked:
-    """Write ``wf.bake``, pruned if asked for, and count what became of the gates."""
+    """Write the model baked for ``forget``, pruned if asked for, and count its closed gates."""
     if out.suffix not in FORMATS:
         raise ValueError(f"--out {out} must end in {', '.join(FORMATS)}.")
     model = wf.bake(forget, snap=snap)

@@ -37,7 +37,7 @@ MODELS = ("cnn-digits", "vit-digits")
 RETRAINED = 3  # the class that the retrained model never sees
 EPOCHS = {"cnn-digits": 8, "vit-digits": 25}
 GATES = DISTILL_SOFT  # networks this small use every unit for several classes
-STEPS = 200  # of gates alone; the default recipe decides by itself
+STEPS = 200  # of untraining by gates alone; the default recipe finds its own number
 BATCH_SIZE = 64
 SHIFT = 1  # pixels by which every other image is moved: a thousand digits are few
 # The paper filters only queries, keys and values; in four blocks of width 64 that costs two points.
@@ -106,7 +106,7 @@ def train_original(
 
 
 def _fit(model: nn.Module, batches: data.ImageBatches, epochs: int | None, name: str) -> None:
-    """In place: one cycle of AdamW."""
+    """Train the model in place, by AdamW with one cycle of the learning rate."""
     passes = EPOCHS.get(name, 12) if epochs is None else epochs
     rate = 4e-3 if name.startswith("vit") else 3e-3
     optimiser = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.05)
@@ -130,7 +130,7 @@ def example_problem(
     Args:
         description: Shown by ``--help``.
         arguments: ``--dataset`` (digits, mnist or cifar10) and ``--data``, the data folder; by
-            default those of the command line. On cifar10 the classifier's weights come from there.
+            default those of the command line. On cifar10 the folder also holds the weights.
 
     Example:
         >>> model, train, test = example_problem(arguments=["--dataset", "digits"])
@@ -209,7 +209,7 @@ class Show:
     progress: bool | None
 
     def run(self, pages: bool) -> Outcome:
-        """All of it."""
+        """Train, untrain, measure and write; with ``pages`` also draw."""
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ class Show:
         return self._line(method, filters.history.seconds)
 
     def _line(self, method: metrics.Method, seconds: float) -> Accuracies:
-        """Every test image, forgetting every class of the method in turn."""
+        """A method's accuracies on all test images, each of its classes forgotten in turn."""
         model, batches = method.model(method.classes[0]), data.batches(self.test)
         problem = metrics.Problem(model, batches, None, method.classes, self.test.num_classes)
         answers = metrics.answers(method, problem)
@@ -269,7 +269,7 @@ class Show:
         return Accuracies(method.name, which, answers.retain.mean, answers.forget.mean, seconds)
 
     def _retrained(self) -> Accuracies:
-        """The original's training once more, without one class."""
+        """The accuracies of a model trained as the original was, but without one class."""
         began = time.perf_counter()
         rest = self.train.take((self.train.labels != RETRAINED).nonzero()[:, 0])
         model = train_original(self.name, rest, epochs=self.epochs)
@@ -278,7 +278,7 @@ class Show:
 
     @torch.no_grad()
     def _mixed_batch(self, wf: FilteredModel) -> tuple[Tensor, tuple[Shown, ...]]:
-        """One image of each digit; every other one forgets its own class, the rest another."""
+        """One image of each digit; even digits forget their own class, odd ones another."""
         images, labels = self.test.batch(self._one_of_each(wf))
         forget = torch.where(labels % 2 == 0, labels, (labels + 4) % 10)
         before, after = wf(images).argmax(1), wf(images, forget=forget).argmax(1)
@@ -286,7 +286,7 @@ class Show:
         return images, tuple(Shown(*row) for row in zip(*columns))
 
     def _one_of_each(self, wf: FilteredModel) -> Tensor:
-        """The first test image of each class that the base model knows, or else the first."""
+        """Position of each class's first test image that the base model gets right, else first."""
         images, labels = self.test.batch(torch.arange(len(self.test)))
         known: Tensor = wf(images).argmax(1) == labels
         fits = 2 * (labels == torch.arange(10)[:, None]).int() + known.int()  # (10, images)
@@ -342,7 +342,7 @@ class Show:
 
 
 def _masked(model: nn.Module) -> dict[int, nn.Module]:
-    """The model once for each digit, which it cannot answer with."""
+    """Digit -> the model with that digit masked: it cannot give this answer."""
     return {row: nn.Sequential(model, Mask([row])) for row in range(10)}
 
 

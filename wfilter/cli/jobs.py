@@ -42,7 +42,7 @@ class Job:
         num_classes: Outputs of the head; by default those of the dataset.
         dataset: As `wfilter.data.load` takes it.
         data: The data folder; by default the environment variable ``WFILTER_DATA``.
-        size: Of the images, where the model's own is not known or not wanted.
+        size: Side of the images in pixels, where the model's own is not known or not wanted.
         download: Whether a missing dataset may be fetched.
     """
 
@@ -92,7 +92,7 @@ class Job:
         return data.load(self.dataset, split, self.data, download=self.download, **wanted)
 
     def refuse_random_weights(self) -> None:
-        """Untraining a network that knows nothing is always a mistake."""
+        """Raise if the model has random weights: it knows nothing that could be forgotten."""
         source = self.model.partition(":")[0]
         if not self.weights and not self.pretrained and source in zoo.TRUSTED:
             raise ValueError(
@@ -116,7 +116,7 @@ class Filters:
 
     @property
     def history(self) -> History | None:
-        """Of the untraining, if it is kept beside the filters."""
+        """The history of the untraining, if it is kept beside the filters."""
         path = self.path.parent / "history.json"
         if not path.is_file():
             return None
@@ -181,7 +181,7 @@ def open_filters(path: str | Path, *values: Any, **named: Any) -> Filters:
 
 @contextmanager
 def naming_size(job: Job, size: int | None) -> Iterator[None]:
-    """Where ``--size`` was given, blame it for what torch says of shapes."""
+    """Where ``--size`` was given, name it in place of torch's own error inside the block."""
     try:
         yield
     except RuntimeError as error:
@@ -194,7 +194,7 @@ def naming_size(job: Job, size: int | None) -> Iterator[None]:
 
 
 def parse_classes(wf: FilteredModel, texts: Sequence[str]) -> set[int]:
-    """Class names or indices as indices.
+    """The indices of classes given by name or index, with commas between several in one text.
 
     Example:
         >>> import wfilter
@@ -217,7 +217,7 @@ def parse_classes(wf: FilteredModel, texts: Sequence[str]) -> set[int]:
 
 
 def _example(job: Job, network: nn.Module) -> Tensor | None:
-    """One image of the size the model's name stands for, if it stands for one."""
+    """One image of the model's size, else of the dataset's; nothing if neither is known."""
     try:
         taken = zoo.input_format(job.model)
     except ValueError:
@@ -240,7 +240,7 @@ def random_filters(job: Job, batch_size: int, device: str | None) -> tuple[Filte
 
 
 def check_writable(path: Path) -> None:
-    """Find out before any work that a file could not be written."""
+    """Raise before any work if a file could not be written."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise FileNotFoundError(f"--out {path}: {folder} is not a folder. Make it first.")
@@ -251,13 +251,13 @@ def check_writable(path: Path) -> None:
 
 
 def check_report_path(path: Path) -> None:
-    """The same for a report, whose suffix chooses the format."""
+    """Raise before any work if a report could not be written; its suffix chooses the format."""
     check_writable(path)
     if path.suffix not in REPORTS:
         raise ValueError(f"--out {path} must end in {', '.join(REPORTS)}.")
 
 
 def write_report(report: Report, path: Path) -> None:
-    """A report as JSON, Markdown or LaTeX, by the suffix."""
+    """Write a report as JSON, Markdown or LaTeX, as the suffix of ``path`` says."""
     ways = {".json": report.to_json, ".md": report.to_markdown, ".tex": report.to_latex}
     path.write_text(ways[path.suffix](), encoding="utf-8")

@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; its exit code: 0 done, 1 it could not be done, 2 it was called wrongly.
+    """Run one command and return its exit code: 0 done, 1 it failed, 2 it was called wrongly.
 
     Example:
         >>> run(["plan", "wfilter:cnn-digits", "--quiet"])
@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted.", 130)
     except Exception as error:
-        if hasattr(error, "format_message"):  # typer's own, whichever click it carries
+        if hasattr(error, "format_message"):  # an error of usage, from any click that typer carries
             return _complain_of_usage(error)
         return _complain(_one_line(error), 1)
 
@@ -44,7 +44,7 @@ def _call(arguments: list[str]) -> int:
 
 
 def _complain_of_usage(error: Any) -> int:
-    """What was typed wrongly and whose help has the words; without any words, the help itself."""
+    """Say what was typed wrongly and which help to read, unless the help was just printed."""
     command = error.ctx.command_path if error.ctx else "wfilter"
     if type(error).__name__ == "NoArgsIsHelpError":
         return 2  # the help has been printed
@@ -57,7 +57,7 @@ def _complain(message: str, code: int) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    """The message without line breaks; errors that nobody foresaw are named and said to be ours."""
+    """The message without line breaks; an unforeseen error is named and hints at --debug."""
     if isinstance(error, OSError) and error.strerror:
         if error.filename is None:
             return f"{error.strerror.rstrip('.')}."

@@ -12,7 +12,7 @@ import typer
 
 
 def _use_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Let a TOML file stand for options that are not given; a name it does not know is an error."""
+    """Let a TOML file stand for options not given; a name in it that is no option is an error."""
     if path is None:
         return None
     from wfilter.cli import settings
@@ -45,14 +45,14 @@ def _use_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _check_device(device: str | None) -> str | None:
-    """Find out before any work that a device is not there."""
+    """Raise before any work if a device cannot be used."""
     if device is None:
         return None
     import torch
 
     try:
         torch.empty(0, device=device)
-    except Exception as error:  # torch has a kind of its own for each backend
+    except Exception as error:  # each backend of torch raises a class of its own
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(
             f"--device {device} cannot be used: {reason}. Use --device cpu."
@@ -97,7 +97,7 @@ Granularity = Annotated[str, typer.Option(help="One gate per 'out' unit, or per 
 
 
 def _old_classes(classes: list[str] | None) -> list[str] | None:
-    """Say that --classes is what --forget was, where a command takes classes one at a time."""
+    """Tell who still writes --forget that this command now calls it --classes."""
     if classes:
         print("--forget is now --classes here: each class is forgotten in turn.", file=sys.stderr)
     return classes
@@ -113,7 +113,7 @@ FiltersAt = Annotated[
 
 @dataclass(frozen=True)
 class Network:
-    """Options of commands on filters: the model they were made for, where not as untrained."""
+    """Options for the model that filters were made for, where it is not as they were untrained."""
 
     model: SameModel = None
     weights: Weights = None
@@ -170,5 +170,5 @@ class Output:
 
     @property
     def progress(self) -> bool | None:
-        """Progress bars: never when quiet, else on a terminal."""
+        """``False``, no progress bars, when quiet or as JSON; else ``None``: on a terminal only."""
         return False if self.quiet or self.json else None

@@ -31,7 +31,7 @@ class ServeOptions:
     size: int | None
 
     def settings(self) -> Settings:
-        """As the server takes them; paths are made absolute, for replicas that start elsewhere."""
+        """The options as the server takes them; paths absolute, as replicas start elsewhere."""
         values = asdict(self)
         if self.audit_failure not in ("refuse", "serve"):
             raise ValueError(f"--audit-failure {self.audit_failure} is neither refuse nor serve.")
@@ -48,7 +48,7 @@ class ServeOptions:
 def served(
     options: ServeOptions, host: str, port: int, metrics_port: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A server that runs inside the block; what is wrong is found before Ray starts."""
+    """Run a server inside the block and yield its addresses; mistakes raise before Ray starts."""
     settings = options.settings()
     application.check(settings, host)
     refuse_taken(host, port)
@@ -76,7 +76,7 @@ def refuse_taken(host: str, port: int, option: str = "--port") -> None:
 
 
 def greeting(places: dict[str, Any]) -> str:
-    """What is there to open; Ctrl-C ends it."""
+    """The line to print once the server runs: what to open, and how to stop it."""
     page = places["playground"]
     if page:
         return f"Open {page} in a browser on this machine. Ctrl-C stops the server."
@@ -87,7 +87,7 @@ def greeting(places: dict[str, Any]) -> str:
 
 
 def wait() -> None:
-    """Until Ctrl-C or SIGTERM."""
+    """Wait until Ctrl-C or SIGTERM."""
     try:
         application.wait_for_interrupt()
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from wfilter.untraining.stored import own_settings
 
 FILE = "settings.toml"
 MOST_BYTES = 2**20
-NONE = "none"  # TOML has no word for it
+NONE = "none"  # stands for None, for which TOML has no word
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def parse_changes(changes: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"--set {change!r} is not KEY=VALUE, such as learning_rate=0.2.")
         try:
             parsed[key.strip()] = _parse(f"value = {text}", change)["value"]
-        except ValueError:
+        except ValueError:  # a word without quotes, such as soft
             parsed[key.strip()] = text.strip()
     return parsed
 

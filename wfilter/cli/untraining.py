@@ -50,7 +50,7 @@ class Untraining:
     def to_toml(self, history: History | None = None) -> str:
         """The settings in full; ``wfilter untrain --config`` repeats the run.
 
-        After a run, those that it settled on, with its choices as comments.
+        With the ``history`` of a run: the settings it settled on, with its choices as comments.
         """
         recipe, choices = self.recipe, ""
         if history is not None and history.fixed:
@@ -84,7 +84,7 @@ class Untraining:
         return history
 
     def _card_lines(self, history: History) -> dict[str, object]:
-        """How the filters were made, for their card; file names of this machine stay out of it."""
+        """How the filters were made, for their card; paths of this machine stay out of it."""
         weights = Path(self.job.weights).name if self.job.weights else ""
         size = "" if history.ended is Ended.SOLVED else f", {self.batch_size} images a step"
         made = {
@@ -150,7 +150,7 @@ def attach(job: Job, dataset: ImageSet, **options: Any) -> FilteredModel:
 
 
 def in_memory(dataset: ImageSet, batch_size: int, shift: int) -> InMemory | ImageBatches:
-    """The dataset as `untrain` reads it fastest: tensors where they fit, batches elsewhere."""
+    """The dataset as `untrain` reads it fastest: tensors if they fit in memory, else batches."""
     augment = partial(half_shifted, pad=shift) if shift else None
     channels, height, width = dataset.image_shape
     if 4 * len(dataset) * channels * height * width > MOST_IN_MEMORY:
@@ -160,7 +160,7 @@ def in_memory(dataset: ImageSet, batch_size: int, shift: int) -> InMemory | Imag
 
 
 def half_shifted(images: Tensor, generator: torch.Generator, pad: int) -> Tensor:
-    """Every other image, at random, moved by up to ``pad`` pixels.
+    """The images, about half of them, chosen at random, moved by up to ``pad`` pixels.
 
     Example:
         >>> half_shifted(torch.rand(4, 1, 8, 8), torch.Generator(), pad=1).shape
@@ -191,7 +191,7 @@ def processes(device: str | None) -> Iterator[tuple[int, str | None]]:
 
 
 def writable_folder(path: Path) -> Path:
-    """The folder, made if need be; a place that cannot be written to is found out now."""
+    """The folder, made if need be; raises if it cannot be written to."""
     path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):
         raise PermissionError(13, "Permission denied", str(path))
@@ -199,7 +199,7 @@ def writable_folder(path: Path) -> Path:
 
 
 def absolute(job: Job) -> Job:
-    """The job with file names that hold wherever its settings are read."""
+    """The job with absolute paths, which hold wherever its settings are read from."""
     weights = job.weights
     if weights and weights != "data":
         weights = str(Path(weights).absolute())

@@ -21,7 +21,7 @@ PANELS = 20  # classes with a panel of their own
 
 
 def write_audit(audit: Audit, path: str | Path, *, title: str = "") -> Path:
-    """One HTML file with an audit's verdicts, pictures, tables and definitions.
+    """Write one HTML file with an audit's verdicts, pictures, tables and definitions.
 
     Example:
             >>> import tempfile
@@ -68,7 +68,7 @@ def audit_sections(audit: Audit, folder: Path) -> list[html.Section]:
 
 
 def _summary(audit: Audit) -> str:
-    """One sentence: how often each verdict fell."""
+    """One sentence: how often each verdict was given."""
     verdicts = [
         (m, v.said) for m in audit.methods for row in audit.report.classes
         if (v := audit.verdict(m, row)) is not None
@@ -84,7 +84,7 @@ def _summary(audit: Audit) -> str:
 
 
 def _meant(audit: Audit) -> dict[str, str]:
-    """Column, with and without its arrow -> what it is."""
+    """Column name, with and without its arrow -> its definition and which way is better."""
     columns = audit.report.columns
     return {
         name: f"{column.definition} ({DIRECTIONS[column.better]})"
@@ -94,13 +94,13 @@ def _meant(audit: Audit) -> dict[str, str]:
 
 
 def _said(audit: Audit) -> list[list[str]]:
-    """A line for each method: its verdict on every class, the reasons left to the panels."""
+    """A line for each method: its verdict on every class; the reasons are in the panels."""
     verdicts = {m: [audit.verdict(m, row) for row in audit.report.classes] for m in audit.methods}
     return [[m, *("-" if v is None else v.said for v in said)] for m, said in verdicts.items()]
 
 
 def _panel(audit: Audit, row: int, path: Path) -> str:
-    """A class: its verdicts and its bars."""
+    """The panel of one class: its verdicts and its bars."""
     report = audit.report
     asked = [c.name for c in report.columns if c.name in ("Acc_f", *FEATURES)]
     asked += [c.name for c in report.columns if c.name.endswith(RELEARNED)]
@@ -121,7 +121,7 @@ def _panel(audit: Audit, row: int, path: Path) -> str:
 
 
 def _tables(audit: Audit) -> list[html.Section]:
-    """Every table of the report with the definitions of its columns."""
+    """A section for each table of the report, with its columns' definitions, and one for notes."""
     sections = []
     for i, table in enumerate(audit.report.tables()):
         grid = table.grid()

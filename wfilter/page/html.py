@@ -51,7 +51,7 @@ def inline_svg(path: Path, key: str, label: str) -> str:
 
 
 def _own(name: str, value: str, key: str) -> str:
-    """An attribute's value: ids of this picture begin with ``key``, and ink is the page's."""
+    """An attribute's value with ``key`` before this picture's ids, and ink in the page's colour."""
     if name == "id":
         return f"{key}-{value}"
     if name == f"{{{XLINK}}}href" and value[:1] == "#":
@@ -60,7 +60,7 @@ def _own(name: str, value: str, key: str) -> str:
 
 
 def _stripped(text: str | None) -> str | None:
-    """Text as it is; indentation, a tenth of a drawing, shrinks to a line's end."""
+    """The text; where it is only indentation, a tenth of a drawing's size, one line break."""
     return "\n" if text is not None and not text.strip() else text
 
 
@@ -123,7 +123,7 @@ def term(word: str, definition: str) -> str:
 
 
 def box(title: str, body: str) -> str:
-    """A part of a page on a ground of its own; title and body are HTML."""
+    """A part of a page with a background of its own; title and body are HTML."""
     return f'<div class="box"><h4>{title}</h4>{body}</div>'
 
 
@@ -163,7 +163,7 @@ def name_value_list(named: Mapping[str, object]) -> str:
 
 
 def tabs(panels: Sequence[tuple[str, str]], label: str, key: str = "") -> str:
-    """Named panels of which one is shown: a row of tabs, or a list when there are many.
+    """Named panels of which one is shown: a row of tabs, or a drop-down list for many.
 
     ``key`` begins the ids, so that a page can have several rows of tabs.
 
@@ -192,7 +192,7 @@ def tabs(panels: Sequence[tuple[str, str]], label: str, key: str = "") -> str:
 
 
 class Section(NamedTuple):
-    """A part of a page that its outline names."""
+    """A part of a page with a title, which the page's outline lists."""
 
     key: str
     title: str

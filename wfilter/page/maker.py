@@ -33,14 +33,14 @@ class Maker:
 
     @cached_property
     def problem(self) -> metrics.Problem:
-        """The sample, to measure on."""
+        """The sample as the problem that metrics are measured on."""
         present = tuple(sorted(set(self.sample.labels.tolist())))
         batches = [(self.sample.images, self.sample.labels)]
         return metrics.Problem(self.wf.base, batches, None, present, self.wf.num_classes)
 
     @cached_property
     def answers(self) -> metrics.Answers:
-        """What the filtered model makes of the sample while classes are forgotten."""
+        """The filtered model's answers to the sample while each class is forgotten in turn."""
         method = metrics.Method.of_filtered(self.wf, self.problem.classes)
         return metrics.answers(method, self.problem)
 
@@ -60,16 +60,16 @@ class Maker:
 
     @cached_property
     def retain(self) -> metrics.RowScores:
-        """Acc_r by class."""
+        """Acc_r by forgotten class: accuracy on the images of all others."""
         return self.answers.retain
 
     @cached_property
     def forget(self) -> metrics.RowScores:
-        """Acc_f by class."""
+        """Acc_f by forgotten class: accuracy on its own images."""
         return self.answers.forget
 
     def routing(self, row: int) -> Tensor:
-        """Where a class's images go once it is forgotten, ``(num_classes,)``."""
+        """Share of a forgotten class's images taken for each class, ``(num_classes,)``."""
         return self.answers.routing(row, self.wf.num_classes)
 
     @property
@@ -80,7 +80,7 @@ class Maker:
     def draw(
         self, plot: Callable[..., Path], numbers: Any, *args: Any, label: str, **kw: Any
     ) -> str:
-        """One of `wfilter.plots` as inline SVG."""
+        """What a function of `wfilter.plots` draws, as inline SVG."""
         self.drawn += 1
         path = plot(numbers, self.folder / f"{self.drawn}.svg", *args, **kw)
         return html.inline_svg(path, f"p{self.drawn}", label)
@@ -101,11 +101,11 @@ class Maker:
 
 
 def percent(share: float) -> str:
-    """A share as the page shows it."""
+    """A share in 0..1 as the percentage that the page shows."""
     return f"{100 * share:.1f} %"
 
 
 def route(routing: Tensor, names: Sequence[str], count: int) -> str:
-    """The classes most images go to, with their shares."""
+    """The ``count`` classes that most images are taken for, with their shares."""
     top = [row for row in routing.argsort(descending=True)[:count].tolist() if routing[row]]
     return ", ".join(f"{names[row]} ({100 * float(routing[row]):.0f} %)" for row in top)

@@ -54,7 +54,7 @@ def every_class(make: Maker) -> html.Section:
 
 
 def _totals(make: Maker, closed: Sequence[int]) -> list[list[str]]:
-    """Mean and worst class."""
+    """The last two lines of the table: the mean, and the worst class."""
     original = list(make.original.values())
     mean = [
         "mean",
@@ -81,7 +81,7 @@ def _areas(curves: Sequence[explain.ClassCurves]) -> list[str]:
 
 
 def where(make: Maker, history: History | None) -> html.Section:
-    """The pictures over all classes: which gates close, where, how far, and how they came to."""
+    """The pictures over all classes: where gates close, how exactly, and how untraining went."""
     wf, names = make.wf, [make.names[row] for row in make.classes]
     layers, exact = explain.closed_by_layer(wf), explain.distance_from_exact(wf)
     counts = explain.closed_by_class(wf)[make.classes]
@@ -129,7 +129,7 @@ def shared(make: Maker) -> html.Section:
 
 
 def alike(make: Maker) -> html.Section:
-    """The overlap of gates, and beside it what else says that two classes are alike."""
+    """How much classes close the same gates, beside other measures of how alike they are."""
     rows, names = make.classes, [make.names[row] for row in make.classes]
     overlap = explain.similarity(make.wf)[rows][:, rows]
     order = explain.class_order(overlap)
@@ -144,7 +144,7 @@ def alike(make: Maker) -> html.Section:
             f"{what} Rank correlation with the overlap of closed gates: {correlation:+.2f} "
             "(1: the same order of pairs, 0: unrelated)."
         )
-        # A second matrix of many classes would be drawn for one number: the caption tells it.
+        # A second matrix of many classes is too large to read: the caption gives its correlation.
         if len(names) > plots.MANY:
             caption += f" {escape(text)}"
             continue

@@ -23,7 +23,7 @@ EXCITED = (
 
 
 def panel(make: Maker, row: int) -> str:
-    """Everything about one class."""
+    """The HTML of one class's panel."""
     name, curve = make.names[row], {row: make.curves[row]}
     closed = int(explain.closed_by_class(make.wf)[row])
     text = (

@@ -31,7 +31,7 @@ class PageSample:
     names: tuple[str, ...]
 
     def of_class(self, row: int, most: int | None = None) -> Tensor:
-        """Positions of a class's images."""
+        """Positions of a class's images in the sample, the first ``most`` of them."""
         return (self.labels == row).nonzero()[:most, 0]
 
 
@@ -66,7 +66,7 @@ def take_page_sample(
 
 
 def _stretched(images: Tensor) -> Tensor:
-    """Each image scaled to 0..1: what its normalisation was is not known."""
+    """Each image stretched to 0..1, since its normalisation is not known."""
     flat = images.float().flatten(1)
     low, high = flat.amin(1), flat.amax(1)
     shape = (-1, *[1] * (images.ndim - 1))

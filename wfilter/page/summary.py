@@ -9,7 +9,7 @@ from wfilter import explain, metrics, plots
 from wfilter.page import html
 from wfilter.page.maker import Maker, percent
 
-KNOWN = 0.05  # a class of which more is recognised after forgetting is named
+KNOWN = 0.05  # classes with a larger share still recognised after forgetting are named
 GATE = (
     "A gate multiplies one unit, an output channel or feature of a layer: 1 leaves it open, 0 "
     "closes it. Every class has gates of its own, which are applied when it is forgotten. Below "
@@ -56,6 +56,7 @@ def header(make: Maker, heading: str, about: Mapping[str, object]) -> str:
 
 
 def _own(make: Maker) -> dict[int, tuple[float, float]]:
+    """Class -> accuracy on its own images, before and after."""
     return {row: (make.original[row], make.forget.by_row[row]) for row in make.problem.classes}
 
 
@@ -86,7 +87,7 @@ def _sentence(make: Maker) -> str:
 
 
 def _numbers(make: Maker) -> str:
-    """Four cards."""
+    """Four numbers: Acc_f, Acc_r, the share of closed gates, and insertion with deletion."""
     gates = explain.closed_by_class(make.wf).float()
     closed = float(gates.mean()) / make.wf.alphas.shape[1]
     total = f"mean of {gates.mean():.0f} of {make.wf.alphas.shape[1]} gates"
@@ -118,7 +119,7 @@ def _numbers(make: Maker) -> str:
 
 
 def _examples(make: Maker, most: int = 10) -> str:
-    """The first image of each class that the base model gets right, and what it becomes."""
+    """The first image of each class that the base model gets right, and its answer afterwards."""
     sample, items = make.sample, []
     right = make.base_logits.argmax(1) == sample.labels
     for row in make.problem.classes[:most]:

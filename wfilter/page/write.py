@@ -1,4 +1,4 @@
-"""Put the report together."""
+"""Measure a filtered model and put the sections of its report together."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def write_page(
         path: The file to write.
         title: The heading; by default the model's class.
         about: Shown in the header: model, data, recipe, figures measured elsewhere.
-        history: Of untraining, to show its course.
+        history: The history of untraining, to show its course.
         classes: Those with a panel of their own; by default the first 20 with images.
         layers: Targets to draw; by default the first, the intermediate and the last live one.
         per_class: Images of each class for accuracies and pictures, the first of the data.
         curve_images: How many of them for insertion and deletion, which cost most.
-        steps: Of insertion and deletion.
-        audit: Of the same model (`wfilter.audit`), to be shown on the page, too.
+        steps: How many steps insertion and deletion take.
+        audit: An audit of the same model (`wfilter.audit`), to be shown on the page, too.
 
     Returns:
         The path.

@@ -1,7 +1,7 @@
 """A server for one model and many customers: each token decides which classes are forgotten.
 
-``wfilter serve`` runs it (``pip install "wfilter[serve]"``); docs/serving.md tells how. Nothing in
-this module itself needs Ray: a client and a policy are read without it.
+``wfilter serve`` runs it (``pip install "wfilter[serve]"``); docs/serving.md tells how. Importing
+this module needs no Ray: clients, policies and tokens work without it.
 """
 
 from wfilter.serve.client import Client, ServerError

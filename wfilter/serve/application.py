@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 TRIES = 3
-LOGGING = {"log_level": "WARNING", "enable_access_log": False}  # the audit log is ours
+LOGGING = {"log_level": "WARNING", "enable_access_log": False}  # wfilter has its audit log
 
 
 class Server:
@@ -44,12 +44,15 @@ class Server:
         self.service = Service(checked, open_engine(checked), name, ray_meters(), ray_batch)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """What Ray calls once the replica is made."""
+        """The application of this replica; Ray asks for it once the replica is made."""
         return make_app(self.service)
 
 
 def ray_batch(run: Run, settings: Settings) -> Any:
-    """Requests gathered by Ray: ``batch_size``, or what came in ``batch_wait`` seconds."""
+    """A function that answers one question, in a batch that Ray gathers from many requests.
+
+    A batch runs when it has ``batch_size`` questions or has waited for ``batch_wait`` seconds.
+    """
     from ray import serve
 
     async def gathered(questions: list[Question]) -> list[Batched]:
@@ -59,8 +62,8 @@ def ray_batch(run: Run, settings: Settings) -> Any:
     batched: Any = serve.batch(max_batch_size=size, batch_wait_timeout_s=wait)(gathered)
 
     async def ask(question: Question) -> Batched:
-        # Ray parts a batch by the header serve_multiplexed_model_id, which any client may send. In
-        # an empty context there is no such header: nobody can break up the batches of others.
+        # Ray splits a batch by the header serve_multiplexed_model_id, which any client may send.
+        # In an empty context Ray sees no such header: no client can split the batches of others.
         task = contextvars.Context().run(asyncio.create_task, batched(question))
         answer: Batched = await task
         return answer
@@ -83,14 +86,14 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def bind(settings: Settings) -> Application:
-    """The deployment and its settings, without a look at them."""
+    """The deployment with its settings, which `build` or `check` must have checked before."""
     from ray import serve
 
     deployment: Any = serve.deployment(
         serve.ingress()(Server),
         name="wfilter",
         num_replicas=settings.replicas,
-        # More than the seats, so that our own words and Retry-After refuse what is too much.
+        # More than the seats: a request too many reaches `Seats`, which refuses it in our words.
         max_ongoing_requests=2 * settings.seats,
         max_queued_requests=settings.seats,
         backpressure_config={"status_code": 503, "retry_after_s": 1},
@@ -103,7 +106,7 @@ def bind(settings: Settings) -> Application:
 
 
 def check(settings: Settings, host: str = LOOPBACK) -> None:
-    """Find out before Ray starts what would stop the server.
+    """Raise before Ray starts if something would stop the server.
 
     Raises:
         ValueError: The settings contradict each other, or the policy has mistakes.
@@ -144,18 +147,18 @@ def start(
     Args:
         settings: How the server behaves.
         host: Address to listen on.
-        port: Of the server.
-        metrics_port: Where Prometheus may ask, on loopback; any free one by default.
+        port: Port to listen on.
+        metrics_port: Port on loopback where Prometheus reads metrics; by default any free one.
     """
     _keep_playground_here(settings, host)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    # Ray kills a proxy that is not there in 5 seconds, which a busy machine may miss.
+    # Ray kills a proxy that is not ready within 5 seconds, too few on a busy machine.
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     os.environ.setdefault(front.VARIABLE, front.CALLBACK)
-    # Ray runs its workers at niceness 15; whoever waits for an answer is no background job.
+    # Ray runs its workers at niceness 15, as background jobs; here clients wait for them.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    if "ray" not in sys.modules:  # Ray reads these when it is imported
-        # Its own ports listen on every address, and whoever may talk to them can run code.
+    if "ray" not in sys.modules:  # Ray reads the two below when it is imported
+        # Ray's own ports listen on every address, and whoever may talk to them can run code.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
@@ -171,7 +174,7 @@ def start(
 
 
 def _start_ray(replicas: int, metrics_port: int | None) -> None:
-    """Ray gives a node 30 seconds to start, which a busy machine may miss: then once more."""
+    """Start Ray, in up to `TRIES` tries: it gives a node 30 seconds, too few on a busy machine."""
     import ray
 
     for attempt in range(TRIES):
@@ -186,7 +189,7 @@ def _start_ray(replicas: int, metrics_port: int | None) -> None:
                 _metrics_export_port=metrics_port,
             )
             return
-        except Exception as error:  # Ray has no kind of its own for a node that is too slow
+        except Exception as error:  # Ray has no class of error for a node that is too slow
             ray.shutdown()
             if attempt == TRIES - 1:
                 raise RuntimeError(f"Ray did not start: {error}") from error

@@ -1,7 +1,7 @@
 """The audit log: one line of JSON for each request of a tenant, in files that are rotated.
 
-It says who asked when, under which policy and which set, and what came of it. It never holds an
-image, a token or an answer.
+It says who asked when, under which policy, a digest of the set that was forgotten, and the status
+of the response. It never holds an image, a token or an answer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class AuditLog:
     r"""Appends records to ``FOLDER/NAME.jsonl``; each process has a file of its own.
 
     Args:
-        folder: Made if need be.
-        name: Of the process that writes.
+        folder: Where the files are; made if need be.
+        name: Name of the process that writes.
         most_bytes: A file that would grow larger is put aside as ``NAME.1.jsonl``, that one as
             ``NAME.2.jsonl``, and so on.
         keep: How many files are put aside before the oldest is deleted.
@@ -76,7 +76,7 @@ class AuditLog:
             self.failing = False
 
     def _open(self) -> None:
-        # Other users have no business in it; not even the names of tenants are public.
+        # Mode 0o640: other users may not read it; not even the names of tenants are public.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         self._file = os.open(self.path, flags, 0o640)
         self._size = os.fstat(self._file).st_size
@@ -102,7 +102,7 @@ class AuditLog:
 
     def _reopen(self) -> None:
         before = self._file
-        self._open()  # first: if it fails, the old file is still there to be closed
+        self._open()  # first: if this fails, the old file is still open
         os.close(before)
 
     def _aside(self, number: int) -> Path:

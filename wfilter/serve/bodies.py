@@ -15,12 +15,12 @@ from starlette.requests import ClientDisconnect
 from wfilter.serve.limits import Refusal
 
 TOP_K = 5
-MOST_VALUES = 100  # in a body that should have two
+MOST_VALUES = 100  # of JSON in a body; an honest one has two
 JSON, FORM = "application/json", "multipart/form-data"
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, unless it is larger than ``most`` bytes, whatever its head claims."""
+    """The body; more than ``most`` bytes are refused, whatever length its head claims."""
     words = f"the body is larger than {most} bytes."
     claimed = request.headers.get("content-length", "0")
     if not claimed.isdecimal() or len(claimed) > 12 or int(claimed) > most:
@@ -37,7 +37,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def image_of(request: Request, most: int) -> tuple[bytes, int]:
-    """The image and ``top_k`` in a body of either kind."""
+    """The image and ``top_k`` of a body, which is JSON or a form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (JSON, FORM):
         raise Refusal(415, f"send {JSON} or {FORM}, not {kind[:40] or 'nothing'}.")
@@ -54,8 +54,8 @@ async def image_of(request: Request, most: int) -> tuple[bytes, int]:
 
 
 def parse_json(body: bytes, most_values: int = MOST_VALUES) -> dict[str, Any]:
-    """A JSON object, or a refusal."""
-    # Ten megabytes of brackets would stop the server, and everybody in it, for most of a second.
+    """The JSON object in a body; anything else is refused."""
+    # To parse ten megabytes of brackets would hold up every request for most of a second.
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most_values:
         raise Refusal(400, f"the body is JSON of more than {most_values} values.")
     try:
@@ -68,6 +68,7 @@ def parse_json(body: bytes, most_values: int = MOST_VALUES) -> dict[str, Any]:
 
 
 async def _form(request: Request, body: bytes) -> dict[str, Any]:
+    # The body has been read already, to count its bytes; Starlette parses only a whole request.
     async def replay() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -93,7 +94,7 @@ def _bytes_of(image: Any) -> bytes:
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes of a base64 text, or a refusal."""
+    """The bytes that a base64 text stands for; any other text is refused."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -101,7 +102,7 @@ def from_base64(text: str) -> bytes:
 
 
 def _number(value: Any, kind: str) -> int:
-    """``top_k``: in a form every value is text; in JSON 5.0 is the whole number 5, "5" is none."""
+    """``top_k`` as a number: digits in a form; in JSON 5 or 5.0, but not the text "5"."""
     digits = kind == FORM and isinstance(value, str) and value.isascii() and value.isdecimal()
     if digits and len(value) < 9:
         return int(value)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirection would take the token to an address that its holder never named."""
+    """Follows no redirect: it would take the token to an address its holder never named."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -52,7 +52,7 @@ class Client:
 
         Args:
             image: A JPEG or PNG file: its path, or its bytes.
-            top_k: How many classes at most.
+            top_k: How many classes to answer with, at most.
 
         Raises:
             ServerError: There is no answer.
@@ -70,7 +70,7 @@ class Client:
         """Wait until the server can answer.
 
         Raises:
-            ServerError: It cannot yet, after so many seconds.
+            ServerError: It still cannot after ``seconds``.
         """
         end = time.monotonic() + seconds
         while True:

@@ -46,7 +46,7 @@ class Engine:
     """A filtered model ready to answer.
 
     Attributes:
-        wf: The model; the only thing asked about gates.
+        wf: The eager model; gates are read from it, whichever engine ``forward`` runs.
         inputs: What images must look like.
         forward: Images and bool sets ``(batch, num_classes)`` to logits.
         class_names: One for each output.
@@ -69,7 +69,7 @@ class Engine:
     def answer(
         self, images: Sequence[Tensor], forget: Sequence[frozenset[int]], top_k: Sequence[int]
     ) -> list[Ranked]:
-        """One forward for all images, each forgetting its own set.
+        """The ranked classes of each image, from one forward in which each forgets its own set.
 
         A forgotten class is also taken out of the answer, whatever its gates do: its probability
         is 0, the others sum to 1, and it is never among the best.
@@ -78,7 +78,7 @@ class Engine:
         logits = self.forward(torch.stack(list(images)), sets).float()
         finite = logits.isfinite().all(1).tolist()  # one bad image must not spoil its batch
         masked = logits.masked_fill(sets, -torch.inf)
-        # By logits: a probability may round to 0, and a forgotten class would be its equal.
+        # Ranked by logits: a probability that rounds to 0 would tie with a forgotten class.
         order = masked.argsort(dim=1, descending=True, stable=True)
         values = masked.softmax(1).gather(1, order)
         allowed = (~sets).sum(1).tolist()
@@ -95,11 +95,11 @@ class Engine:
 
 
 def open_engine(settings: Settings) -> Engine:
-    """The engine of a run's folder; what it answers is compared with the eager model first.
+    """The engine of a run's folder; its answers are first compared with the eager model's.
 
     Raises:
         FileNotFoundError: The folder or the engine's file is missing.
-        ValueError: They do not fit each other, or the folder names code of its own.
+        ValueError: Folder and engine do not fit each other, or the folder names code of its own.
     """
     file = Path(settings.run)
     file = file / FILE if file.is_dir() else file
@@ -121,7 +121,7 @@ def open_engine(settings: Settings) -> Engine:
 
 
 def _run_settings(folder: Path, settings: Settings) -> dict[str, Any]:
-    """What the run kept about its model, and what the settings say instead."""
+    """What the run kept about its model, overridden by what ``settings`` say."""
     beside = folder / RUN_SETTINGS
     known: dict[str, Any] = tomllib.loads(beside.read_text()) if beside.is_file() else {}
     source = str(known.get("model", "")).partition(":")[0]
@@ -193,7 +193,7 @@ def _from_file(path: Path) -> Forward:
 def _compare(
     eager: Forward, other: Forward, classes: int, inputs: InputFormat, largest: int
 ) -> None:
-    """Run batches of several sizes, also to warm up; refuse an engine of another model."""
+    """Raise unless an engine answers as the eager model does; its batches also warm it up."""
     generator = torch.Generator().manual_seed(0)
     for count in sorted({1, 2, 3, largest}):
         images = torch.rand(count, inputs.channels, inputs.size, inputs.size, generator=generator)

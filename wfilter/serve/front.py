@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "wfilter.serve.front.middlewares"
-# With these a client would choose its own deadline, the replica it meets, or what a log calls it.
+# With these headers a client would choose its deadline, its replica, or its name in a log.
 RAYS_OWN = (b"serve-", b"x-request-", b"x-serve-", b"x-session-id")
 RAYS_STATUS = {408: 503}  # Ray says 408 where no replica answered, which is not the client's fault
 
@@ -29,7 +29,7 @@ ASGI = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def middlewares() -> list[Middleware]:
-    """What Ray puts around its proxy; heads of requests are bounded from then on, too."""
+    """The middleware that Ray puts around its proxy; the call also bounds heads of requests."""
     from starlette.middleware import Middleware
 
     bound_heads()
@@ -43,8 +43,8 @@ class Front:
         self.app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One connection, as ASGI has it."""
-        if scope["type"] == "websocket":  # there is nothing to talk about
+        """Handle one connection, as ASGI calls it."""
+        if scope["type"] == "websocket":  # no route takes one
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] != "http":
@@ -62,7 +62,8 @@ class Front:
 
 
 def _is_rays_page(path: str) -> bool:
-    # /-/routes lists applications; /-/healthz says no more than ours, and load balancers know it.
+    # /-/routes lists applications. /-/healthz may pass: it says no more than our /healthz, and
+    # load balancers know it.
     return path.startswith("/-/") and path != "/-/healthz"
 
 
@@ -71,7 +72,7 @@ def _is_rays_own(name: bytes) -> bool:
 
 
 class _Words:
-    """Errors of our own are JSON and pass; any other is Ray's, and may name addresses and paths."""
+    """Passes our own errors, which are JSON; replaces Ray's, which may name addresses and paths."""
 
     def __init__(self, send: Send):
         self.send, self.started, self.replaced = send, False, False

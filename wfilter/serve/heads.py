@@ -1,7 +1,7 @@
-"""Bounds for the heads of requests, before which nothing is known of whoever sends them.
+"""Limits on the heads of requests, which anybody can send: no token has been read by then.
 
-uvicorn reads a head of any length and waits for its end for ever, and Ray starts uvicorn without
-asking anybody. So this stands in the place of the protocol that uvicorn chooses by itself.
+uvicorn reads a head of any length and waits for its end for ever, and Ray starts uvicorn with
+options of its own. So `BoundedHeads` replaces the protocol that uvicorn would choose by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uvicorn import config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_BYTES = 2**16
-SECONDS = 20.0  # for a head, and for a new connection to begin one
+SECONDS = 20.0  # until a head is complete, from its first byte or from a new connection on
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -23,19 +23,19 @@ class BoundedHeads(HttpToolsProtocol):
     _length = 0
 
     def connection_made(self, transport: Any) -> None:
-        """The first head is waited for."""
+        """Start the time limit of the first head."""
         super().connection_made(transport)
         self._expect()
 
     def on_message_begin(self) -> None:
-        """A later head has begun; between two requests uvicorn's own limit holds."""
+        """Start the time limit of a later head; between two requests uvicorn's own limit holds."""
         super().on_message_begin()
         self._length = 0
         if self._due is None:
             self._expect()
 
     def on_headers_complete(self) -> None:
-        """What comes now is a body, which the server counts."""
+        """End the limits of a head: what follows is a body, which `read_body` counts."""
         self._forget()
         super().on_headers_complete()
 
@@ -48,7 +48,7 @@ class BoundedHeads(HttpToolsProtocol):
                 self._hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any longer."""
+        """Cancel the time limit."""
         self._forget()
         super().connection_lost(exc)
 
@@ -66,5 +66,5 @@ class BoundedHeads(HttpToolsProtocol):
 
 
 def bound_heads() -> None:
-    """Make this the protocol of every uvicorn that is started in this process."""
+    """Make `BoundedHeads` the protocol of every uvicorn that is started in this process."""
     config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedHeads.__name__}"

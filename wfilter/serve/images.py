@@ -14,8 +14,8 @@ from wfilter.serve.limits import Refusal
 
 FORMATS = ("JPEG", "PNG")
 NARROWEST = 50  # times as long as wide; beyond, scaling the short side up would take gigabytes
-MOST_SCANS = 20  # of the largest image allowed; a progressive JPEG is gone through once for each
-SHORT_SIDE = 8 / 7  # of the size, before the centre is cut out, as wfilter.data reads image files
+MOST_SCANS = 20  # for an image of most_pixels; decoding a JPEG makes one pass over it for each scan
+SHORT_SIDE = 8 / 7  # short side over size before the centre is cut out, as in wfilter.data
 
 
 def decode(content: bytes, inputs: InputFormat, most_pixels: int = 25_000_000) -> Tensor:
@@ -24,7 +24,7 @@ def decode(content: bytes, inputs: InputFormat, most_pixels: int = 25_000_000) -
     Args:
         content: A JPEG or PNG file.
         inputs: Size, channels and normalisation.
-        most_pixels: Looked at before anything is decoded.
+        most_pixels: An image of more is refused before anything is decoded.
 
     Raises:
         Refusal: 400 for what is no whole JPEG or PNG, 413 for too many pixels.
@@ -46,7 +46,7 @@ def decode(content: bytes, inputs: InputFormat, most_pixels: int = 25_000_000) -
 
 
 def _opened(content: bytes, most_pixels: int) -> Any:
-    """The image with its header read, and nothing more."""
+    """The image with only its header read; refused if too large, narrow or of too many scans."""
     from PIL import Image
 
     try:
@@ -60,7 +60,8 @@ def _opened(content: bytes, most_pixels: int) -> Any:
         raise Refusal(413, f"the image has {width} x {height} pixels, more than {most_pixels}.")
     if max(width, height) > NARROWEST * max(1, min(width, height)):
         raise Refusal(400, f"the image of {width} x {height} pixels is too narrow.")
-    # Entropy-coded data never holds this marker, so that it is counted at least once for each scan.
+    # Every scan begins with this marker. Compressed pixels never hold it, other data may: the
+    # count is never too low.
     scans = content.count(b"\xff\xda") if image.format != "PNG" else 1
     if scans * max(width * height, 10_000) > MOST_SCANS * max(most_pixels, 10_000):
         raise Refusal(413, f"the image of {width} x {height} pixels has {scans} scans, too many.")
@@ -68,7 +69,7 @@ def _opened(content: bytes, most_pixels: int) -> Any:
 
 
 def _upright(image: Any, channels: int) -> Any:
-    """Decoded in full, turned as its sender sees it, in 8-bit grey or colour."""
+    """The image decoded in full, turned as its sender sees it, in 8-bit grey or colour."""
     from PIL import Image, ImageOps
 
     image.load()

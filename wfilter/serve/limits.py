@@ -30,7 +30,7 @@ class Refusal(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the response."""
+        """The headers of the response."""
         headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(min(self.retry_after, A_DAY))))
@@ -38,7 +38,7 @@ class Refusal(Exception):
 
 
 class Buckets:
-    """A bucket of permissions for each name, refilled at its rate up to its burst.
+    """A rate limit for each name: a bucket of permissions, refilled at a rate up to a burst.
 
     Example:
         >>> buckets = Buckets(clock=iter([0.0, 0.0, 0.0, 2.0]).__next__)
@@ -51,7 +51,7 @@ class Buckets:
         self._levels: dict[str, tuple[float, float]] = {}
 
     def wait(self, name: str, rate: float, burst: int) -> float:
-        """Take one permission; if there is none, say in how many seconds there will be."""
+        """Take one permission and return 0, or if there is none the seconds until there is one."""
         now = self._clock()
         level, then = self._levels.get(name, (float(burst), now))
         level = min(float(burst), level + (now - then) * rate)
@@ -82,7 +82,7 @@ class Seats:
 
     @contextmanager
     def taken(self, tenant: str) -> Iterator[None]:
-        """A seat for the time of a request.
+        """Hold a seat for the time of a request.
 
         Raises:
             Refusal: 503 if the server is full, 429 if this tenant has all the seats it may have.

@@ -10,13 +10,13 @@ MILLISECONDS = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 50
 
 
 class Silent:
-    """A meter that nobody reads."""
+    """A meter that keeps nothing, for where nobody reads it."""
 
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
-        """Count."""
+        """Ignore a count."""
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
-        """Note one value."""
+        """Ignore a value."""
 
 
 _SILENT = Silent()
@@ -24,7 +24,7 @@ _SILENT = Silent()
 
 @dataclass(frozen=True)
 class Meters:
-    """What a replica counts; by default for nobody."""
+    """What a replica counts; by default by meters that keep nothing."""
 
     requests: Any = _SILENT
     refused: Any = _SILENT

@@ -26,7 +26,7 @@ from wfilter.serve.tokens import HashedToken, parse_line
 RATE, BURST = 50.0, 100
 MOST_REQUESTS = 10**9
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-MOST_MISTAKES = 20  # told one by one
+MOST_MISTAKES = 20  # named one by one; any more are only counted
 _KEYS = ("forget", "tokens", "requests_per_second", "burst")
 
 
@@ -60,7 +60,7 @@ def parse_policy(text: str, class_names: Sequence[str], source: str = "policy") 
 
     Args:
         text: The TOML.
-        class_names: Of the model, in the order of its outputs.
+        class_names: The model's classes, in the order of its outputs.
         source: What to call the text in errors.
 
     Raises:
@@ -100,7 +100,7 @@ class _Reader:
 
     @cached_property
     def headers(self) -> list[list[str] | None]:
-        """The path of each line that begins a table."""
+        """For each line, the path of the table that it begins, if it begins one."""
         return [_header(line) for line in self.lines]
 
     def policy(self, table: dict[str, Any]) -> Policy:
@@ -194,7 +194,7 @@ class _Reader:
         return holders
 
     def list(self, name: str, values: dict[str, Any], key: str, remedy: str) -> Sequence[Any]:
-        """A list that must be there: half a table is then never taken for a whole one."""
+        """A list that must be there, if only empty: half a table must not pass for a whole one."""
         value = values.get(key)
         if isinstance(value, list):
             return value
@@ -218,7 +218,7 @@ class _Reader:
     def wrong(
         self, words: str, tenant: str | None = None, key: str = "", value: Any = None
     ) -> None:
-        if len(self.mistakes) >= MOST_MISTAKES:  # to look for the line of each might take minutes
+        if len(self.mistakes) >= MOST_MISTAKES:  # finding the line of each might take minutes
             self.untold += 1
             return
         line = self.find(tenant, key, value)
@@ -269,7 +269,7 @@ def _stands_in(value: Any, line: str) -> bool:
 
 
 def set_hash(names: Sequence[str]) -> str:
-    """A digest of a set of classes by name: the same for the same set, whoever has it.
+    """A digest of a set of classes by name: the same in any order and for every tenant.
 
     Example:
         >>> set_hash(["dog", "cat"]) == set_hash(["cat", "dog"])

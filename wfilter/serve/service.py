@@ -26,7 +26,7 @@ from wfilter.serve.settings import Settings
 from wfilter.serve.tokens import Remembered, token_id
 from wfilter.serve.watch import PolicyFile
 
-WRONG_TOKENS = 5  # in a row for one id; afterwards one a second
+WRONG_TOKENS = 5  # tries in a row for one id; then one try a second
 DECODERS, DECODERS_PER_TENANT = 4, 2
 
 Read = Callable[[], Awaitable[tuple[bytes, int]]]
@@ -57,7 +57,8 @@ Batch = Callable[[Run, Settings], Callable[[Question], Awaitable[Batched]]]
 class Service:
     """One replica: the engine, the policy, and what is kept about clients.
 
-    ``batch`` makes a function of many questions one of a single question, as ``serve.batch`` does.
+    ``batch`` turns a function that answers many questions into one that answers a single one, as
+    ``serve.batch`` does.
     """
 
     def __init__(self, settings: Settings, engine: Engine, name: str, meters: Meters, batch: Batch):
@@ -73,7 +74,7 @@ class Service:
         self._hashing = asyncio.Lock()
         self._forwards = ThreadPoolExecutor(1, "forward")
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
-        # Half a second for each of a tenant's largest images must not be the wait of all others.
+        # The largest images take half a second each: one tenant's must not hold up all others'.
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(DECODERS_PER_TENANT)
         )
@@ -87,14 +88,14 @@ class Service:
 
         Args:
             authorization: The header of that name.
-            read: Gives the image's bytes and ``top_k``; called when the client may ask.
+            read: Gives the image's bytes and ``top_k``; called only once the client is admitted.
 
         Raises:
             Refusal: There is no answer, for a reason the client may know.
         """
         began = time.monotonic()
         assert self.policy is not None
-        policy = self.policy.current()  # this one, whatever happens to the file meanwhile
+        policy = self.policy.current()  # for the whole request, even if the file changes
         tenant = await self._admitted(authorization, policy)
         record: dict[str, Any] = {"tenant": tenant.name, "policy": policy.version}
         record |= {"set": tenant.set_hash, "batch": None, "batch_size": None, "status": 500}
@@ -137,17 +138,17 @@ class Service:
         return await self.ask(Question(image, tenant.forget, top_k))
 
     async def decoded(self, content: bytes) -> Tensor:
-        """One image, decoded aside."""
+        """One image, decoded in one of the threads for it."""
         loop = asyncio.get_running_loop()
         inputs, pixels = self.engine.inputs, self.settings.pixels
         return await loop.run_in_executor(self._decoders, decode, content, inputs, pixels)
 
     async def aside(self, work: Callable[[], Any]) -> Any:
-        """Work with the model, done in the one thread that may use it."""
+        """What ``work`` returns, called in the one thread that may use the model."""
         return await asyncio.get_running_loop().run_in_executor(self._forwards, work)
 
     async def ask(self, question: Question) -> Batched:
-        """The answer to one question, made together with those of others."""
+        """The answer to one question, made in one batch with those of others."""
         answer = await self._ask(question)
         if not answer.ranked.finite:
             raise RuntimeError("the model gave logits that are no finite numbers.")
@@ -170,7 +171,7 @@ class Service:
                 return tenant
             wait = self._failures.wait(name, 1.0, WRONG_TOKENS)
             if wait:
-                self._stranger()  # counted, though told apart
+                self._stranger()  # counted with them, though answered by 429
                 raise Refusal(429, "too many wrong tokens. Try again later.", wait)
             if not await asyncio.to_thread(self._tokens.check, token, hashed):
                 raise self._stranger()
@@ -180,7 +181,8 @@ class Service:
     def _stranger(self) -> Refusal:
         self.meters.refused.inc()
         self._strangers += 1
-        # One line a second for all of them: strangers must not be able to flush the log away.
+        # One line a second for all of them: else strangers could fill the log until the records of
+        # tenants are deleted as the oldest.
         if self.audit is not None and time.monotonic() - self._strangers_logged > 1:
             self._strangers_logged = time.monotonic()
             with contextlib.suppress(AuditError):

@@ -15,18 +15,18 @@ class Settings(BaseModel):
         policy: The policy's file; every replica must be able to read it.
         engine: ``eager``, ``compiled``, or a ``.onnx`` or ``.pt2`` file that ``wfilter export RUN
             --forget sets`` wrote.
-        model: As ``--model``; by default as untrained.
+        model: As ``--model``; by default the one that was untrained.
         weights: As ``--weights``.
         size: As ``--size``.
         replicas: Processes that answer, each with a model of its own.
         batch_size: Requests in a forward at most.
         batch_wait: Seconds to wait for a batch to fill.
         seats: Requests inside a replica at once; more are refused with 503.
-        seats_per_tenant: Of them, those of one tenant.
-        body_bytes: Largest request body.
-        pixels: Largest image.
-        body_seconds: In which a body must have arrived.
-        answer_seconds: In which an answer must be there.
+        seats_per_tenant: Requests of one tenant inside at once; more are refused with 429.
+        body_bytes: Most bytes of a request body.
+        pixels: Most pixels of an image.
+        body_seconds: Seconds in which a body must have arrived.
+        answer_seconds: Seconds in which an answer must be there.
         top_k: Most classes that may be asked for.
         audit: The folder of the audit log; none by default.
         audit_bytes: Size at which a file of the audit log is put aside.

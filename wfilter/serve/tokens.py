@@ -33,7 +33,7 @@ class HashedToken:
     hash: bytes
 
     def matches(self, token: str) -> bool:
-        """Whether ``token`` is the one that was hashed; slow on purpose, compared in full."""
+        """Whether ``token`` is the one that was hashed; slow on purpose, against guessing."""
         return hmac.compare_digest(_scrypt(token, self.salt, self.n, self.r, self.p), self.hash)
 
 
@@ -58,7 +58,7 @@ def parse_line(line: str) -> HashedToken:
     """The hashed token of a policy's line.
 
     Raises:
-        ValueError: It is no such line; a token in plain text is not one.
+        ValueError: The line is no hashed token; a token in plain text is refused, too.
 
     Example:
         >>> parse_line("secret")
@@ -71,7 +71,7 @@ def parse_line(line: str) -> HashedToken:
         kind = "a token in plain text: revoke it" if _TOKEN.fullmatch(line) else "no hashed token"
         raise ValueError(f"is {kind}. Make one with wfilter token and paste its 'scrypt:...' line.")
     n, r, p = (int(parts.group(i)) for i in (1, 2, 3))
-    # The limits keep a mistyped line from taking gigabytes, or from being worth little.
+    # The limits keep a mistyped line from taking gigabytes, and a hash from being easy to guess.
     if n.bit_count() != 1 or not (2**12 <= n <= 2**16 and 8 <= r <= 16 and 1 <= p <= 4):
         raise ValueError("has scrypt settings out of range. Make one with wfilter token.")
     salt, digest = (bytes.fromhex(parts.group(i)) for i in (5, 6))
@@ -79,7 +79,7 @@ def parse_line(line: str) -> HashedToken:
 
 
 def token_id(token: str) -> str | None:
-    """The part of a token that is no secret, or nothing if it is no token of ours."""
+    """The id in a token, which is no secret, or nothing if the text is no token of ours."""
     parts = _TOKEN.fullmatch(token)
     return parts.group(1) if parts else None
 
@@ -88,7 +88,7 @@ class Remembered:
     """Tokens that have matched before, by a keyed digest: a repeated check takes microseconds.
 
     What is remembered is the policy's line that a token matched. A line that is gone from the
-    policy is never asked for again, so that revoking needs no word to this memory.
+    policy is never looked up again, so that revoking a token need not clear this memory.
 
     Example:
         >>> memory, (token, line) = Remembered(), new_token()

@@ -72,7 +72,7 @@ class PolicyFile:
             self._policy, self._seen = self._read()
         except _Changing:
             return  # the next request looks again
-        except Exception as error:  # whatever is wrong with it, the last good one must stay
+        except Exception as error:  # whatever is wrong, the last good policy must stay
             words = str(error) or type(error).__name__
             self._seen, self._refused = stamp, self._say(self._refused, words)
         else:
@@ -109,7 +109,7 @@ class PolicyFile:
         return parse_policy(text, self.class_names, str(self.path)), after
 
     def _hold(self, file: BinaryIO) -> None:
-        """Keep the file last read open: while it is, no later one can get its inode's number.
+        """Keep the file last read open, so that no later file can get its inode number.
 
         Else a file that was replaced twice between two looks may seem to be the same one, written
         in place, and a new policy would wait for half a second.

@@ -26,7 +26,7 @@ HEADERS = {
 
 def make_app(service: Service) -> FastAPI:
     """The application of one replica."""
-    # FastAPI's own pages load their scripts from elsewhere; this server works without a network.
+    # FastAPI's own pages of documentation load scripts from the internet; this server needs none.
     app = FastAPI(title="wfilter", docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_errors(app)
     _add_health(app, service)
@@ -50,7 +50,7 @@ def _add_classify(app: FastAPI, service: Service) -> None:
         async def read() -> tuple[bytes, int]:
             return await image_of(request, service.settings.body_bytes)
 
-        # Of two tokens, a proxy on the way may have looked at the other one.
+        # Two tokens are refused: a proxy on the way may have checked the one not used here.
         tokens = request.headers.getlist("authorization")
         answer = await service.classify(tokens[0] if len(tokens) == 1 else None, read)
         return JSONResponse(answer, headers=HEADERS)
@@ -85,7 +85,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error is JSON with a ``detail`` in words; none shows the server's insides."""
+    """Make every error JSON with a ``detail`` in words, which never shows the server's insides."""
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, Refusal)
@@ -166,7 +166,7 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _docs(schema: dict[str, Any]) -> str:
-    """The description as a page that needs no script and no network."""
+    """The OpenAPI description as an HTML page that needs no script and no network."""
     rows = "".join(
         f"<tr><td>{escape(method.upper())}</td><td>{escape(path)}</td>"
         f"<td>{escape(operation.get('summary', ''))}</td></tr>"
