@@ -109,6 +109,9 @@ def test_audit_is_written_as_text_markdown_latex_json_and_a_page(tmp_path):
     assert again == audit
     assert json.loads(audit.to_json())["details"]["verdict"]["mask"][str(FORGET)]
     page = wfilter.page.write_audit(audit, tmp_path / "a.html").read_text()
+    for table in page.split("<table>")[1:]:  # a table of text has no tags of its own in its cells
+        assert "&lt;" not in table.split("</table>")[0]
+        assert all(f'scope="row">{m}<' in table for m in audit.methods)
     assert "hidden at the output only" in page
     assert "<svg" in page
     assert all(column.definition in audit.to_markdown() for column in audit.report.columns[:3])

@@ -54,32 +54,30 @@ def audit_sections(audit: Audit, folder: Path) -> list[html.Section]:
         (report.name_of(row), _panel(audit, row, folder / f"audit-{row}.svg"))
         for row in report.classes[:PANELS]
     ]
-    rule = f"<p>{escape(RULE.replace('*', ''))}</p>"
+    rule = escape(RULE.replace("*", ""))
+    rule = f"<details><summary>What the verdicts mean</summary><p>{rule}</p></details>"
     return [
         html.Section("verdicts", "Verdicts", verdicts + rule),
         html.Section("audit", "The audit, class by class", html.tabs(panels, "class", "audit-")),
-        html.Section(
-            "worst",
-            "The worst class of each column",
-            html.table(worst[0], worst[1:], _meant(audit)),
-        ),
+        html.Section("worst", "The worst class of each column", worst),
         *_tables(audit),
     ]
 
 
 def _summary(audit: Audit) -> str:
-    """One sentence: how often each verdict was given."""
+    """One line: how often each verdict was given."""
     verdicts = [
         (m, v.said) for m in audit.methods for row in audit.report.classes
         if (v := audit.verdict(m, row)) is not None
     ]  # fmt: skip
     counts = Counter(said for _, said in verdicts)
-    said = "; ".join(f"{count} times {words!r}" for words, count in counts.most_common())
+    told = ". ".join(
+        f"{words.capitalize()}: {count} of {len(verdicts)}" for words, count in counts.most_common()
+    )
     methods = len({m for m, _ in verdicts})
     return (
         f"{methods} {'method' if methods == 1 else 'methods'} on {len(audit.report.classes)} "
-        f"{'class' if len(audit.report.classes) == 1 else 'classes'}, beside a model retrained "
-        f"without them: {said or 'no verdict'}."
+        f"{'class' if len(audit.report.classes) == 1 else 'classes'}. {told or 'No verdict'}."
     )
 
 
