@@ -1,8 +1,10 @@
 """What CONTRIBUTING.md and docs/design.md claim about the code is so."""
 
 import ast
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,6 +20,13 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 40
 
 def section(page: Path, title: str) -> str:
     return page.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def module_at(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def first_cells(table: str) -> list[str]:
@@ -45,23 +54,18 @@ def test_the_table_of_folders_is_the_order_of_the_layers():
 
 
 def test_every_file_of_core_has_its_step_in_the_reading_order():
-    order = section(GUIDE, "Where things are").split("Inside ")[1]
+    order = section(GUIDE, "Where things are").split("Inside `core/`")[1]
     files = [row.split("|")[2] for row in order.splitlines() if row.startswith("|")][2:]
     named = re.findall(r"`(\w+)`", " ".join(files))
     assert sorted(named) == sorted(p.stem for p in (PACKAGE / "core").glob("[!_]*.py"))
 
 
-def test_the_table_of_a_folder_names_its_files_and_no_others():
-    table = section(GUIDE, "Where things are").split("Inside the other folders:")[1]
-    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
-    assert [folder.strip(" `/") for folder, _ in rows] == list(LAYERS[1:])
-    words = {"untrain", "auto", "evaluate", "compare"}  # of users
-    for folder, files in rows:
-        place = PACKAGE / folder.strip(" `/")
-        named = set(re.findall(r"`(\w+)`", files)) - (words - {p.stem for p in place.glob("*.py")})
-        assert [name for name in named if not (place / f"{name}.py").exists()] == []
-        if "every other file" not in files:
-            assert [p.stem for p in place.glob("[!_]*.py") if p.stem not in named] == []
+def test_the_list_of_files_is_the_first_line_of_each_files_docstring():
+    guide = GUIDE.read_text(encoding="utf-8")
+    files = module_at(ROOT / "docs" / "files.py")
+    assert files.folders_of(guide) == list(LAYERS)
+    assert [p for p in FILES if not files.first_line(p).endswith((".", "?"))] == []
+    assert files.rewritten(guide, list(LAYERS)) == guide, "run python docs/files.py"
 
 
 def test_tests_have_the_folders_of_the_package():

@@ -1,4 +1,4 @@
-"""The forget and the retain half of the training batches; checks of what a baseline is given."""
+"""Forget and retain half of the training batches; checks of what a rival is given."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

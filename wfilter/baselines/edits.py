@@ -1,4 +1,4 @@
-"""Put something between a model's features and its head."""
+"""Put a layer between a model's features and its head, as closed-form rivals do."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The loop shared by every baseline that trains: a loss and a step per batch, till told to stop."""
+"""The loop of every rival that trains: a loss and a step per batch; distillation."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice

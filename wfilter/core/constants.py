@@ -1,4 +1,4 @@
-"""Find channels that are the same number for every image, by running a model on nothing but NaN.
+"""Find channels that are one number for every image, by running a model on nothing but NaN.
 
 NaN stands for "depends on the image" and spreads by itself; an exact zero stops it here, since a
 zero times any finite number is zero. What still is a number at the end is a constant.

@@ -1,4 +1,4 @@
-"""Find which channels of a model belong together, by running it on names instead of numbers.
+"""Find which channels must be pruned together, by running a model on names instead of numbers.
 
 Every output channel of every weight, and every element of every other parameter, gets a random
 number as its name. Operations that move data move names; elementwise operations couple the names

@@ -1,4 +1,4 @@
-"""Decide which channels of a model go, and take them out of its tensors and layers."""
+"""Decide which channels `prune` cuts, and cut them out of tensors and layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether gates do anything: a weight that the model rescales before use undoes them."""
+"""Refuse targets whose gates cancel out, as where a model rescales a weight before use."""
 
 from __future__ import annotations
 

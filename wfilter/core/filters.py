@@ -1,4 +1,4 @@
-"""The mark on a base model while filters are attached: what apply changed, to put it back."""
+"""The mark on a base model that has filters: what ``apply`` changed, so that it can be put back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be forgotten, read once: whatever the caller passed becomes rows, labels or sets."""
+"""Read ``forget``: class, name, set, labels or sets become rows; others are refused."""
 
 from __future__ import annotations
 

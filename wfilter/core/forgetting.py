@@ -1,4 +1,4 @@
-"""``forgetting`` blocks: which row is in force in which context.
+"""``with wf.forgetting(...)``: which row is in force, for each thread and task.
 
 A block is an entry in a context variable, so threads and asyncio tasks have their own, and nothing
 on the model says which row is in force. (Tasks started inside a block inherit it.) Python gives

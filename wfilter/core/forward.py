@@ -1,4 +1,4 @@
-"""The way of ``wf(x, forget=...)``: from what is to be forgotten to gates, and on to a path.
+"""What ``wf(x, forget=...)`` does: read ``forget``, make gates, and run the path that fits.
 
 ``run_call`` reads what a call forgets, ``gates_and_sets`` turns that into what the paths take, and
 ``paths.run_path`` runs the base model. Every filtered forward comes through here.

@@ -1,4 +1,4 @@
-"""From what is to be forgotten to gates, for all targets at once.
+"""Gates for all targets at once, of a class, a label for each sample (-1: all open) or sets.
 
 All alphas live in one tensor ``(num_classes, total_units)``, the targets side by side, so the gates
 of a mixed batch are one gather (or one matrix product for sets) and one sigmoid.

@@ -1,4 +1,4 @@
-"""Attention heads whose values are all closed: all that belongs to them is cut out.
+"""Prune whole attention heads, where all values of a head are closed.
 
 Single channels of a head cannot go, since a model's code gives all heads one size. A head can,
 where the number of heads is an attribute that the code reads, as in timm's ``Attention``.

@@ -1,4 +1,4 @@
-"""What is known about a model's inputs, by their shape: inspections, and where the logits are."""
+"""What has been found out for each input shape: inspections, and where the logits are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer that hides classes at the output; what it hides is one layer away."""
+"""A layer behind a model that sets the logits of some classes to minus infinity."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The meaning of it all: one sample at a time, weights multiplied by hand.
+"""The reference for every path: one sample at a time, weights multiplied by hand.
 
 Slow and obvious on purpose; every fast path is compared with it.
 """

@@ -1,4 +1,4 @@
-"""The paths of a filtered forward: fused, or exact; each runs the base model under given gates."""
+"""The paths of a filtered forward, fused or exact, and which of them a batch takes."""
 
 from __future__ import annotations
 

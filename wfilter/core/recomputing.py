@@ -1,4 +1,4 @@
-"""Notice parts of a forward that its backward pass runs outside the gates.
+"""Notice what a backward pass runs again outside the gates, as gradient checkpointing does.
 
 Gradient checkpointing runs layers again, and an autograd function of the model's own has a backward
 that reads the plain weights: neither is under the mode that gated the forward. Both show while the

@@ -1,4 +1,4 @@
-"""What a filtered forward refuses before it runs."""
+"""Calls that a filtered model refuses, with the reason, before it runs."""
 
 from __future__ import annotations
 

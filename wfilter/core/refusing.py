@@ -1,4 +1,4 @@
-"""Why a model cannot be filtered, in words: what a proof that failed found out."""
+"""Why a model cannot be filtered at all: what a failed proof found out, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas of a sample that share what comes before the first gate, and targets pinned open."""
+"""Replicas of a sample that share what comes before the first gate; targets pinned open."""
 
 from __future__ import annotations
 

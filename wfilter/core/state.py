@@ -1,4 +1,4 @@
-"""Everything a forward may leave behind in a model, put back: what a proof touches stays untouched.
+"""Remember all that a forward may leave behind in a model (buffers, attributes) and put it back.
 
 Buffers written or reassigned, plain attributes, caches in dicts and lists, random states, flags.
 """

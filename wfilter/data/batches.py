@@ -1,4 +1,4 @@
-"""What `untrain` reads: tensors in memory, or batches of any kind."""
+"""What `untrain` reads, checked: tensors in memory, or batches of any kind."""
 
 from __future__ import annotations
 

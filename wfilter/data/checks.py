@@ -1,4 +1,4 @@
-"""Checks at the door of every metric: what is wrong, what was expected, what to do."""
+"""Check logits, predictions and labels given to a metric; say what is wrong with them."""
 
 import torch
 from torch import Tensor

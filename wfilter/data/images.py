@@ -1,4 +1,4 @@
-"""Datasets by name: small frozen sets of images, and batches of them that are the same every time.
+"""Datasets by name: frozen sets of images, their mean and std, crops and flips, batches.
 
 Images are stored as uint8 and given out as float32 in 0..1, then ``(image - mean) / std``. The
 CIFAR-10 weights of the data folder want 0..1 as it is (mean 0, std 1, the default here); timm's

@@ -1,4 +1,4 @@
-"""``Report``: methods by metrics, every column with its direction and definition.
+"""``Report``: the numbers of methods by columns, what each cell says, means and their errors.
 
 A report keeps the number of every class; means, worst rows and gaps to the retrained model are
 worked out when it is shown. So reports of single classes can be joined and saved ones compared.

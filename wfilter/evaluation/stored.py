@@ -1,4 +1,4 @@
-"""Reports as they are stored: what JSON cannot hold (integer keys, tuples) put right."""
+"""Reports to JSON and back: integer keys and tuples, which JSON lacks, are put right."""
 
 from __future__ import annotations
 

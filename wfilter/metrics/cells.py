@@ -1,4 +1,4 @@
-"""What a report is made of: columns that say what they mean, and the numbers of each class."""
+"""Columns that say what they mean, and the numbers of each class in them."""
 
 from __future__ import annotations
 

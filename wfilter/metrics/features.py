@@ -1,4 +1,4 @@
-"""What a classifier's head sees: its input, caught on the way."""
+"""Catch what a classifier's head sees."""
 
 from collections.abc import Sequence
 

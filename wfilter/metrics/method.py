@@ -1,4 +1,4 @@
-"""A method under test, in one form whatever it is made of.
+"""One way to forget in a form that every metric can measure, filters or a model for each class.
 
 Whether it is a filtered model with a row for every class or a model for each class, a `Method`
 answers the same two questions: the logits of images while given classes are forgotten, and the

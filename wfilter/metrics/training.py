@@ -1,4 +1,4 @@
-"""Train a model again for a while, and put everything back."""
+"""Train a model again for a while, as relearning does, and put everything back."""
 
 import copy
 from collections.abc import Iterable, Iterator

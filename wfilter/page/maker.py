@@ -1,4 +1,4 @@
-"""What every part of the page needs, measured once."""
+"""What several sections of the page need: figures, drawings, results, each measured once."""
 
 from __future__ import annotations
 

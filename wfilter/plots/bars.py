@@ -1,4 +1,4 @@
-"""Bars: what attacks find in a model, beside the retrained one."""
+"""Bars for each method: what attacks find in a model, beside the retrained one."""
 
 from __future__ import annotations
 

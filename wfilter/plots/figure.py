@@ -1,4 +1,4 @@
-"""What all pictures share: colours, sizes, the figure itself and names on its axes."""
+"""What all pictures share: palette, sizes, the figure itself and names on its axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands before Ray's proxy: no client steers Ray, and no client is shown Ray's insides.
+"""Before Ray's proxy: no client steers Ray, and no client is shown Ray's insides.
 
 Ray calls `middlewares` in each of its proxies where ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``
 names it, as ``wfilter serve`` does. Nothing of torch is imported here: a proxy has no model.

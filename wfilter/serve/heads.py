@@ -1,4 +1,4 @@
-"""Limits on the heads of requests, which anybody can send: no token has been read by then.
+"""Limits on the heads of requests, which are read before any token is.
 
 uvicorn reads a head of any length and waits for its end for ever, and Ray starts uvicorn with
 options of its own. So `BoundedHeads` replaces the protocol that uvicorn would choose by itself.

@@ -1,4 +1,4 @@
-"""Limits that keep one client from taking the server away from the others."""
+"""Limits that keep one client from taking the server away from the others; refusals as 429, 503."""
 
 from __future__ import annotations
 

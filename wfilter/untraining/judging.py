@@ -1,4 +1,4 @@
-"""What each row keeps and forgets, on images that no step has seen, and whether that is enough."""
+"""Judge each row on held-out images: what it keeps and forgets, and whether that is enough."""
 
 from __future__ import annotations
 

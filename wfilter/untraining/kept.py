@@ -1,4 +1,4 @@
-"""A sample of the images, and what the network makes of them before gates take part."""
+"""Activations before the first gate, kept for a sample of images in memory or on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms of an untraining objective: tensors in, a scalar out.
+"""The terms of an untraining loss: tensors in, a scalar out.
 
 ``forget`` is what each sample is to forget: int64 labels ``(batch,)`` or bool sets
 ``(batch, num_classes)``, as in a forward.

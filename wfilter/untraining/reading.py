@@ -1,4 +1,4 @@
-"""From batches to what untraining needs of them: the row of each image, and images by index."""
+"""The row of each image, from a checked label or the base model's answer; images by index."""
 
 from __future__ import annotations
 

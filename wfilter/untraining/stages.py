@@ -1,4 +1,4 @@
-"""What ``recipe="auto"`` tries, one after the other."""
+"""Which stages ``recipe="auto"`` tries, one after the other."""
 
 from __future__ import annotations
 
