@@ -226,7 +226,7 @@ def _count_classes(
 
 
 def _own_names(model: nn.Module, rows: int) -> list[str] | None:
-    """The class names that a model of transformers carries, unless they only count: LABEL_0."""
+    """The class names in a model of transformers, unless they are mere numbers (LABEL_0)."""
     known = getattr(getattr(model, "config", None), "id2label", None)
     if not isinstance(known, dict) or set(known) != set(range(rows)):
         return None

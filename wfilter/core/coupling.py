@@ -27,7 +27,7 @@ _PAIRS = {
     "rsub", "subtract", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
     "__truediv__", "__iadd__", "__imul__", "__isub__",
 }
-# Of the shape of their input, but not channel by channel.
+# The output has the shape of the input, but each entry depends on several channels.
 _MIXING = (
     "layer_norm", "group_norm", "instance_norm", "rms_norm", "softmax", "normalize", "einsum",
     "baddbmm", "addmm", "mm", "cumsum", "sort", "norm", "multi_head_attention_forward",
@@ -203,7 +203,7 @@ class CouplingMode(TorchFunctionMode):
         return self._weighted_sum(value, (*query.shape[:-1], value.shape[-1]))
 
     def _matmul(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
-        """Of attention weights and values, whose channels go through; anything else is fixed."""
+        """Attention weights times values keep the values' channels; any other product fixes names."""
         self.fix(a, "a factor of a matrix product")
         shape = func(a.double(), b.double()).shape  # names stay in float64 where a model casts
         if b.ndim < 2 or not self._all_fixed(a):

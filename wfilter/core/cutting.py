@@ -14,7 +14,7 @@ from wfilter.core.constants import ConstantMode, WeightUse
 from wfilter.core.coupling import Coupling, couple
 from wfilter.core.targets import CONVOLUTIONS
 
-_SAME = 1e-12  # of a constant's own size
+_SAME = 1e-12  # as a share of a constant's size
 
 
 class Refused(ValueError):
@@ -55,7 +55,7 @@ class Cutting:
             self._choose_carrier(name)
 
     def _gather(self) -> None:
-        """Classes whose readers all see a constant, or do not look; again as long as it grows."""
+        """Classes that every reader sees as a constant or ignores; repeated until none is added."""
         label = self.coupling.label
         while True:
             live: dict[int, str] = dict(self.coupling.fixed)

@@ -28,7 +28,8 @@ from wfilter.core.forget import Rows
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
-# Generators that these drive are the two halves of a with statement, and belong to its body.
+# These run a generator as the two halves of a ``with`` statement: a block opened in such a
+# generator holds in the body of that statement.
 _DRIVERS = ("contextlib", "_pytest.fixtures")
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
@@ -180,7 +181,7 @@ def strip_methods(model: nn.Module) -> None:
 
 
 def _put_entries(owner: FilteredModel) -> None:
-    """In place: on every module's ``forward``, and on what else of the kind the model has."""
+    """In place: put entries on every ``forward``, ``forward_features`` and the like."""
     for module in owner.base.modules():
         names = ["forward"]
         if module is owner.base:

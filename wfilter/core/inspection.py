@@ -180,7 +180,7 @@ def sites_now(owned: Sequence[Owned]) -> dict[int, Site]:
 
 
 def _tensor(module: nn.Module, name: str) -> object:
-    """``getattr``, which asks for parameters last and takes a microsecond to get there."""
+    """What ``getattr`` gives; a parameter is looked up first, which saves a microsecond."""
     parameter = module._parameters.get(name)
     return getattr(module, name) if parameter is None else parameter
 
@@ -225,7 +225,7 @@ def _marked_batch(example: Inputs) -> tuple[Inputs, Inputs]:
 
 
 def _classes(output: object) -> int | None:
-    """How many logits each sample has, if they can be told."""
+    """How many logits each sample has, if the output shows it."""
     try:
         logits = logits_of(output)
     except TypeError:

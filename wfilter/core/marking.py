@@ -88,7 +88,7 @@ class InspectMode(InterceptMode):
         return result
 
     def attended(self, query: Tensor) -> None:
-        """Note the target of which the query is a part, copied by nothing in between."""
+        """Note the target whose gated output the query is a view of."""
         if self._latest is not None:
             index, output = self._latest
             same = output.untyped_storage().data_ptr() == query.untyped_storage().data_ptr()

@@ -46,7 +46,7 @@ class GateMode(InterceptMode):
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if self._simple:  # most forwards: every microsecond is theirs
+        if self._simple:  # most forwards are simple, and are kept fast
             rule = RULES.get(func)
             if rule is not None:
                 return rule(self, func, args, kwargs or {})
@@ -174,7 +174,7 @@ def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_tracked(tensor: Tensor) -> bool:
-    """Whether autograd, forward-mode differentiation or torch.func has a hand on it."""
+    """Whether autograd, forward-mode differentiation or torch.func keeps track of it."""
     if torch.compiler.is_dynamo_compiling():
         return True  # dynamo cannot trace the questions below
     if tensor.requires_grad and torch.is_grad_enabled():

@@ -51,7 +51,7 @@ def run_path(
     """
     inspection = wf.inspection_of(inputs)
     if features or sets is not None:
-        wf.head(inputs)  # found before vmap has a hand on the tensors
+        wf.head(inputs)  # found before vmap wraps the tensors
     if gates.ndim == 1 or inspection.is_fused:
         return _run(wf, inspection, inputs, gates, sets, features=features, replicas=replicas)
     if inspection.singly:
@@ -140,9 +140,9 @@ def _run(
 
 
 def _is_as_applied(wf: FilteredModel) -> bool:
-    """Whether a target may rest because the sample took another branch: no part is new or compiled.
+    """Whether no module was replaced or compiled since ``apply``.
 
-    Models that branch on their samples have no way but one sample at a time.
+    A target that a sample does not use is then one on another branch of the model, not an error.
     """
     compiled = any(module._compiled_call_impl is not None for module in wf.parts)
     return not compiled and all(map(is_, wf.base.modules(), wf.parts))
@@ -178,7 +178,7 @@ def gate_mode(
 
 
 def _sites(wf: FilteredModel, inspection: Inspection) -> dict[int, Site]:
-    """Found once for an inspection: a fifth of what gates add to an eager forward."""
+    """The sites of an inspection, kept: finding them is a fifth of what gates cost eagerly."""
     findings, pinned = inspection.findings, wf.pins.indices
     if torch.compiler.is_compiling():
         return make_sites(wf.base, wf.targets, findings, pinned)

@@ -11,7 +11,7 @@ import torch
 
 
 class Recomputation:
-    """Whether a filtered layer runs as the call itself does, asked layer by layer.
+    """Asked at each filtered layer: does it run as part of the call, or again for its gradients?
 
     Args:
         needed: Whether anything in the call wants a gradient.

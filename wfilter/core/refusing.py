@@ -33,7 +33,7 @@ def run_from(state: Snapshot, model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 
 def refuse_company(model: nn.Module, batch: Inputs, axes: Axes, state: Snapshot) -> None:
-    """Stop where the base model treats a sample differently in company."""
+    """Stop where the base model answers otherwise for a sample alone than for it in a batch."""
     near = Near()
     together = run_from(state, model, batch)
     singles = [run_from(state, model, single) for single in batch.singly()]

@@ -142,7 +142,7 @@ def attention_core(mode: InterceptMode, function: Function, args: Any, kwargs: A
 
 
 def _is_batched(tensor: Tensor) -> bool:
-    """Whether vmap has a hand on it."""
+    """Whether vmap has wrapped it."""
     return torch._C._functorch.is_batchedtensor(tensor)
 
 

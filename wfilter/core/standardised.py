@@ -57,7 +57,7 @@ def _is_replaceable(module: nn.Conv2d, call: tuple[Any, ...]) -> bool:
 
 @torch.no_grad()
 def _call(module: nn.Conv2d, weight: Tensor) -> tuple[bool, Tensor]:
-    """What the convolution inside convolves: whether the images as given, and with which weight."""
+    """Whether the inner convolution takes the images as given, and the weight it uses."""
     seen: list[tuple[Any, ...]] = []
 
     class Catch(torch.overrides.TorchFunctionMode):

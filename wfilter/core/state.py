@@ -25,7 +25,7 @@ _DEPTH = 4  # of containers and objects within each other
 class Snapshot:
     """A model's state at one moment; ``restore`` brings it back and says what had changed.
 
-    A model has thousands of dicts, nearly all empty, so each of them is looked at with little ado.
+    A model has thousands of dicts, nearly all empty, so the look at each is kept cheap.
     """
 
     def __init__(self, model: nn.Module):

@@ -234,7 +234,7 @@ def _projected(path: str) -> str:
 
 
 def _attends(model: nn.Module) -> bool:
-    """Whether a model's projections come together as attention needs them.
+    """Whether a model has the query and key projections of attention, joint or apart.
 
     A single layer that happens to be called ``k`` or ``value`` makes no attention.
     """

@@ -244,7 +244,7 @@ def _sensible(header: dict[str, Any], shapes: Shapes) -> bool:
 
 
 def _rows_fit(header: dict[str, Any], names: set[str]) -> bool:
-    """Whether a file of its format has what that needs: no feature rows, or whole ones.
+    """Whether a file has the feature rows that its format asks for: none, or whole ones.
 
     Whole are all tensors of feature rows, and the name of the head they stand before.
     """

@@ -35,7 +35,7 @@ class Watch:
         """For as long as the block is open."""
 
         def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            self.latest = args[0]  # no function of torch: recorders count those
+            self.latest = args[0]  # an assignment only: recorders count calls of torch
 
         handle = layer.register_forward_pre_hook(note)
         try:

@@ -14,8 +14,8 @@ from wfilter.core.outputs import logits_of
 from wfilter.untraining.prefix import Place, Prefix, record
 from wfilter.untraining.reading import Read
 
-IN_MEMORY = 2**30  # bytes of what is kept of all images
-ON_DISK = 2**32
+IN_MEMORY = 2**30  # bytes of activations, of all images together
+ON_DISK = 2**32  # where memory has too little room
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Kept:
     ):
         self.forward: Callable[[Tensor, Tensor], Tensor] = lambda x, f: logits_of(forward(x, f))
         self.alphas, self.read, self.count = alphas, read, count
-        self.prefixes: dict[int, Prefix] = {}  # by the number of images in a batch
+        self.prefixes: dict[int, Prefix] = {}  # images in a batch -> how to run so many
         self.values: dict[Place, Tensor] = {}
         self.bytes = 0
         self.on_disk = False

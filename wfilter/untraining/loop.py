@@ -87,7 +87,7 @@ def untrain(
     if isinstance(settings, Reroute):
         _refuse_options(settings, options)
         return untrain_reroute(wf, train, settings, seed=seed, device=device, progress=progress)
-    if not isinstance(settings, Auto):  # which starts over, whatever it ended with before
+    if not isinstance(settings, Auto):  # auto removes an earlier run's feature rows itself
         _refuse_feature_rows(wf)
     if isinstance(settings, Linear):
         _refuse_options(settings, options)

@@ -130,7 +130,7 @@ class Stepwise(Recipe):
 
 @dataclass(frozen=True)
 class Paper(Stepwise):
-    """The paper's objective: cross-entropy of what is kept, and its reciprocal of what is not.
+    """The paper's objective: cross-entropy on retain samples, its reciprocal on forget samples.
 
     Attributes:
         epsilon: Added to the cross-entropy under the reciprocal, which has no bound of its own: on

@@ -5,8 +5,8 @@ image alone is the same in every step: it is kept, in half precision, where what
 reads it. A later forward calls the model as ever, but every function that reads the image alone
 returns what was kept, or an empty tensor of its shape where nothing reads its values.
 
-Whether this is the model's own forward is not assumed: `record` compares the logits under random
-gates, and a model that fails goes without.
+That this gives the model's own logits is not assumed: `record` compares them under random gates,
+and nothing is kept for a model where they differ.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class _Colours(TorchFunctionMode):
                     self.of_gates[t] = True
                     self.of_image.pop(t, None)  # changed in place
             return result
-        # Attributes such as a shape are not numbered: how often gates ask for them depends on
-        # whether gradients are wanted.
+        # Attributes such as a shape get no number: how often the gated part reads them differs with
+        # and without gradients, and would shift the numbers of later calls.
         is_attribute = getattr(func, "__name__", "") == "__get__"
         if is_attribute or not any(t in self.of_image for t in tensors):
             return func(*args, **kwargs)
@@ -191,7 +191,7 @@ class Prefix:
 
 @torch.no_grad()
 def record(forward: Forward, alphas: Tensor, images: Tensor, forget: Tensor) -> Prefix | None:
-    """How to run a network from what its gates can change on; ``None`` where that is not the same.
+    """How to run only what gates can change; ``None`` where that gives other logits.
 
     Args:
         forward: From images and what they forget to logits.

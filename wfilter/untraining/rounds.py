@@ -24,7 +24,7 @@ from wfilter.untraining.sample import Sample
 from wfilter.untraining.stages import EXPANSION, Stage, moving_layers
 from wfilter.untraining.state import Keeper
 
-PAIRS = 128  # of a step
+PAIRS = 128  # in each step
 LEAST = 200  # steps of a first round; with half as many, rows cost held-out images more
 ROUNDS = 3  # the first for all rows, the others for those that lag
 
@@ -70,7 +70,7 @@ class Rounds:
         self.more: dict[str, Tensor] = {}
         self.stages = [Stage("soft")]  # until there are images to choose by
         self.instant: Instant | None = None
-        self.latest: Judgement | None = None  # of the best alphas
+        self.latest: Judgement | None = None  # what the best alphas came to
         self.begin(fresh=False)  # so that a checkpoint finds an optimiser to restore
 
     # ---- the stage ----------------------------------------------------------------------------
@@ -181,7 +181,8 @@ class Rounds:
         return self.epoch + 1 < len(self.stages) and self.stages[self.epoch + 1].gates == "reroute"
 
     def _step(self) -> Record:
-        # By the place in the stage: a recipe fixed to this stage takes the same steps.
+        # Seeded by the step's number within its stage, not within the run: a recipe fixed to this
+        # stage alone then takes the same steps.
         place = self.bad * 100_003 + self.position
         generator = torch.Generator().manual_seed(self.seed * 7_919 + place)
         index, blend, blended = self._draw(generator)

@@ -13,7 +13,7 @@ from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
 from wfilter.data.images import Augment, ImageBatches
 from wfilter.untraining.reading import Read, all_images, rows_of
 
-MOST_BYTES = 2**30  # of images that have to be copied
+MOST_BYTES = 2**30  # of images in memory, where batches have to be copied
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 With every gate at ``1 - d`` the lead of a forgotten logit over all others falls by ``G d``, where
 ``G`` is its gradient at open gates, and the base model's answers to other images move by a KL of
-``d' F d / 2`` (see ``wfilter.fisher``). A row is the ``d`` in 0..1 that makes the lead of its class
+``d' F d / 2`` (see
+``wfilter.untraining.fisher``). A row is the ``d`` in 0..1 that makes the lead of its class
 fall far enough, on its images and those most like it, at the least cost to all others: a convex
 problem for each class, solved for many at once. Of the network it takes one gradient for each
 example of a row, and several for each image of the Fisher information.

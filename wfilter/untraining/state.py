@@ -87,7 +87,7 @@ class Keeper:
         run.history.end(Ended.RUNNING, "")
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What the file says of the run, and its tensors, refused where one byte is not ours."""
+        """What the file says of the run, and its tensors, refused where a byte was changed."""
         from safetensors import safe_open
 
         try:
