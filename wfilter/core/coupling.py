@@ -203,7 +203,7 @@ class CouplingMode(TorchFunctionMode):
         return self._weighted_sum(value, (*query.shape[:-1], value.shape[-1]))
 
     def _matmul(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
-        """Attention weights times values keep the values' channels; any other product fixes names."""
+        """Attention weights times values keep the values' channels; other products fix names."""
         self.fix(a, "a factor of a matrix product")
         shape = func(a.double(), b.double()).shape  # names stay in float64 where a model casts
         if b.ndim < 2 or not self._all_fixed(a):
