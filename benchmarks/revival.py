@@ -161,7 +161,7 @@ def another(args: argparse.Namespace, opened: Filters, forget: set[int]) -> Tail
     """The attacker's second network, if there is one."""
     if args.other:
         return Tail(wfilter.zoo.build("torchvision:resnet18", weights=args.other).eval())
-    if args.references:
+    if args.references and args.another:
         return reference(args, opened, next(c for c in FORGET if c not in forget))
     return None
 
@@ -249,6 +249,12 @@ def main() -> None:
         "--references", type=Path, nargs="?", const=folder(), help="folder of retrained networks"
     )
     parser.add_argument("--other", type=Path, help="weights of torchvision's resnet18")
+    parser.add_argument(
+        "--another",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="attacks that need a second network of --references",
+    )
     parser.add_argument("--tests", type=int, default=40, help="test images per forgotten class")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--batch", type=int, default=32)

@@ -146,6 +146,8 @@ def new_rows(
     behind it. Rows start as noise, since a silent ReLU asks for nothing, and get the norm of open
     rows.
     """
+    if not zeros:  # as with gates learned soft: nothing to solve for
+        return
     fill(tail, zeros, generator, 0.5)
     rows = {name: closed.flatten(1).all(1) for name, closed in zeros.items()}
     seen: dict[str, tuple[Tensor, Tensor]] = {}

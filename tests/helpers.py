@@ -32,6 +32,16 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+def close_rows(model: nn.Module, share: float = 0.4, seed: int = 0) -> nn.Module:
+    """In place: the rows of a share of all convolutions and linear layers but the last are zero."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    with torch.no_grad():
+        for layer in layers[:-1]:
+            layer.weight[torch.rand(len(layer.weight), generator=generator) < share] = 0
+    return model
+
+
 def images(batch: int, *shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.rand(batch, *shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 

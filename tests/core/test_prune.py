@@ -7,21 +7,21 @@ import torch
 from torch import nn
 
 import wfilter
-from helpers import CLASSES, FAMILIES, TinyCNN, close, family, images, randomise, snapshot
+from helpers import (
+    CLASSES,
+    FAMILIES,
+    TinyCNN,
+    close,
+    close_rows,
+    family,
+    images,
+    randomise,
+    snapshot,
+)
 from wfilter.core.gates import HARD
 from wfilter.core.prune import prune
 
 ORDINARY = ("timm mobilenetv3", "timm vit", "torchvision swin", "timm xcit", "torchvision vit")
-
-
-def close_rows(model, share=0.4, seed=0, skip=()):
-    """In place: the rows of a share of all convolutions and linear layers but the last are zero."""
-    generator = torch.Generator().manual_seed(seed)
-    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    with torch.no_grad():
-        for layer in layers[:-1]:
-            layer.weight[torch.rand(len(layer.weight), generator=generator) < share] = 0
-    return model
 
 
 def conv_net(padding=1, second=3, **options):
@@ -118,6 +118,72 @@ def test_depthwise_partners_go_too():
     pruned = prune(model, X).model
     assert (pruned[2].groups, pruned[2].in_channels, pruned[2].out_channels) == (6, 6, 12)
     close(pruned(X), model(X), 1e-13)
+
+
+def test_a_depthwise_layer_may_be_left_with_one_group():
+    torch.manual_seed(0)
+    model = randomise(
+        nn.Sequential(
+            nn.Conv2d(3, 4, 1, bias=False),
+            nn.Conv2d(4, 8, 3, groups=4, bias=False),
+            nn.Conv2d(8, 5, 1),
+            nn.Flatten(),
+            nn.Linear(180, CLASSES),
+        )
+    )
+    close_channels(model[0], [0, 1, 3])
+    pruned = prune(model, X).model
+    assert (pruned[1].groups, pruned[1].in_channels, pruned[1].out_channels) == (1, 1, 2)
+    close(pruned(X), model(X), 1e-13)
+
+
+def test_slopes_of_prelu_go_with_their_channels():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 1), nn.PReLU(8), nn.Conv2d(8, 6, 1), nn.PReLU(), nn.Flatten()]
+    model = randomise(nn.Sequential(*layers, nn.Linear(384, CLASSES)))
+    close_channels(model[0], [1, 4])
+    result = prune(model, X)
+    assert (result.model[1].num_parameters, result.model[3].num_parameters) == (6, 1)
+    assert not result.left
+    close(result.model(X), model(X), 1e-13)
+
+
+class SamePadding(nn.Module):
+    """Padded as TensorFlow's "same": not at all at even sizes, by one at odd ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 2, stride=2)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        odd = [n % 2 for n in x.shape[-2:]]
+        x = self.first(x).sigmoid()
+        if any(odd):
+            x = nn.functional.pad(x, (0, odd[1], 0, odd[0]))
+        return self.head(self.second(x).mean((2, 3)))
+
+
+def test_padding_that_depends_on_the_size_is_seen_whatever_the_example():
+    torch.manual_seed(0)
+    model = randomise(SamePadding())
+    close_channels(model.first, [1, 2, 5])
+    for edge in (8, 9):
+        result = prune(model, images(2, 3, edge, edge))
+        for height, width in ((8, 8), (9, 9), (9, 8), (12, 15)):
+            x = images(2, 3, height, width)
+            close(result.model(x), model(x), 1e-13)
+
+
+def test_a_weight_computed_from_others_leaves_the_rest_to_be_cut():
+    torch.manual_seed(0)
+    first = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 8, 1))
+    layers = [nn.Conv2d(8, 6, 1), nn.Conv2d(6, 5, 1), nn.Flatten(), nn.Linear(320, CLASSES)]
+    model = randomise(nn.Sequential(first, *layers))
+    close_channels(model[1], [2, 3])
+    result = prune(model, X)
+    assert (result.model[0].out_channels, result.model[1].out_channels) == (8, 4)
+    close(result.model(X), model(X), 1e-13)
 
 
 def test_grouped_convolutions_stay_and_are_named():

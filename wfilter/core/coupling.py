@@ -116,7 +116,7 @@ class CouplingMode(TorchFunctionMode):
 
     def unknown(self, shape: Iterable[int], like: Tensor) -> Tensor:
         """A tensor in which everything is fixed."""
-        return self.values[self.never].to(like.dtype).expand(*shape).clone()
+        return self.values[self.never].to(like.dtype).expand(tuple(shape)).clone()
 
     # ---- calls --------------------------------------------------------------------------------
 
@@ -134,6 +134,8 @@ class CouplingMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs)
+        if name == "prelu":
+            return self._per_channel(args[0], args[1:] or kwargs.values())
         if func is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
         if name in _MATMUL:
@@ -191,10 +193,14 @@ class CouplingMode(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> Tensor:
+        return self._per_channel(x, (mean, var, weight, bias))
+
+    def _per_channel(self, x: Tensor, parameters: Iterable[Tensor | None]) -> Tensor:
+        """Each channel with its entry of some parameters; of one number for all, none."""
         names = self.names(x[:1])
-        for statistic in (mean, var, weight, bias):
-            if statistic is not None:
-                self.couple(names, self.names(statistic).view(-1, *[1] * (x.ndim - 2)))
+        for tensor in parameters:
+            if tensor is not None and tensor.numel() > 1:
+                self.couple(names, self.names(tensor).view(-1, *[1] * (x.ndim - 2)))
         return x
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -309,7 +309,7 @@ def layer_numbers(module: nn.Module) -> dict[str, int]:
     if not isinstance(module, CONVOLUTIONS):
         return {}
     if module.groups == 1:
-        return {"out_channels": weight.shape[0], "in_channels": weight.shape[1]}
+        return {"out_channels": weight.shape[0], "in_channels": weight.shape[1], "groups": 1}
     each = module.out_channels // module.groups
     groups = weight.shape[0] // each
     inputs = groups * weight.shape[1]

@@ -25,6 +25,9 @@ from wfilter.core.heads import ATTRIBUTES, Heads, cut_heads, find_heads
 
 # Largest difference of the logits allowed, of their own size, in float64.
 TOLERANCE = 1e-10
+# By how much a second image is larger; the first that the model takes. Two odd numbers come first:
+# padding that depends on the size (TensorFlow's "same") may be none at all at even sizes.
+LARGER = ((31, 17), (32, 32))
 
 
 @dataclass(frozen=True)
@@ -157,11 +160,11 @@ def _images(model: nn.Module, example: Tensor | None) -> list[Tensor]:
 
     shape = tuple(example.shape[1:])
     drawn = [draw(shape)]
-    if len(shape) == 3:
-        larger = draw((shape[0], shape[1] + 32, shape[2] + 32))
+    for up, across in LARGER if len(shape) == 3 else ():
+        larger = draw((shape[0], shape[1] + up, shape[2] + across))
         with suppress(Exception):
             _logits(model, larger)
-            drawn.append(larger)
+            return [*drawn, larger]
     return drawn
 
 
