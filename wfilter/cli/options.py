@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from wfilter.core.messages import first_line
+
 
 def _use_config(context: typer.Context, path: Path | None) -> Path | None:
     """Let a TOML file stand for options not given; a name in it that is no option is an error."""
@@ -53,7 +55,7 @@ def _check_device(device: str | None) -> str | None:
     try:
         torch.empty(0, device=device)
     except Exception as error:  # each backend of torch raises a class of its own
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise ValueError(
             f"--device {device} cannot be used: {reason}. Use --device cpu."
         ) from error

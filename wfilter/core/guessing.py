@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.messages import first_line
 from wfilter.core.state import kept
 from wfilter.core.targets import CONVOLUTIONS
 
@@ -26,8 +27,7 @@ def guess_images(model: nn.Module) -> Tensor:
             try:
                 model(guess)
             except Exception as error:
-                first = (str(error) or type(error).__name__).splitlines()[0]
-                reasons.append(f"{tuple(guess.shape)}: {first[:120]}")
+                reasons.append(f"{tuple(guess.shape)}: {first_line(error)[:120]}")
             else:
                 return guess
     tried = "\n  ".join(reasons[:4])

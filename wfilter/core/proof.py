@@ -23,6 +23,7 @@ from torch import Tensor
 from wfilter.core.effect import refuse_without_effect
 from wfilter.core.forgetting import running
 from wfilter.core.inspection import Finding, Inspection, inspect
+from wfilter.core.messages import first_line
 from wfilter.core.nearness import Near
 from wfilter.core.oracle import gateable, run_by_hand
 from wfilter.core.outputs import Inputs, take_apart
@@ -183,7 +184,7 @@ def _fault(trial: _Trial, candidate: Inspection) -> str | None:
     try:
         return _difference(trial, candidate.axes)
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _difference(trial: _Trial, axes: Sequence[int | None]) -> str | None:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from wfilter.core.cutting import Cutting, Refused, State, find_cuts, layer_numbers, layer_weights
 from wfilter.core.guessing import guess_images
 from wfilter.core.heads import ATTRIBUTES, Heads, cut_heads, find_heads
+from wfilter.core.messages import first_line
 
 # Largest difference of the logits allowed, of their own size, in float64.
 TOLERANCE = 1e-10
@@ -109,7 +110,7 @@ def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
     try:
         cutting = find_cuts(whole, images[0])
     except Exception as error:
-        return _unchanged(model, images, f"the model could not be followed: {_line(error)}")
+        return _unchanged(model, images, f"the model could not be followed: {first_line(error)}")
     work = copy.deepcopy(whole)
     expected = [_logits(whole, x) for x in images]
     refused: dict[int, str] = {}
@@ -139,7 +140,7 @@ def _cannot(
         _difference(work, images, expected)
     except Exception as error:
         undo.restore()
-        return _line(error)
+        return first_line(error)
     return ""
 
 
@@ -273,7 +274,3 @@ def _unchanged(model: nn.Module, images: list[Tensor], why: str) -> Pruned:
 
 def _count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from wfilter.core.messages import first_line
 from wfilter.data.backbones import InputFormat
 from wfilter.data.functions import unknown_name
 
@@ -53,8 +54,7 @@ def build(name: str, num_classes: int | None, pretrained: bool) -> nn.Module:
             return cast(nn.Module, auto.from_pretrained(name, config=config))
         return cast(nn.Module, _class_of(config)(config))
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"transformers:{name} could not be made: {first}") from error
+        raise ValueError(f"transformers:{name} could not be made: {first_line(error)}") from error
 
 
 def _configuration(name: str) -> Any:
@@ -70,7 +70,7 @@ def _configuration(name: str) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"transformers:{name} has no configuration here and could not be fetched: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         ) from error
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from wfilter.core.messages import first_line
 from wfilter.data import hugging
 from wfilter.data.backbones import BACKBONES, InputFormat
 from wfilter.data.formats import cache_folder, data_root
@@ -192,7 +193,7 @@ def _from_timm(name: str, num_classes: int | None, pretrained: bool) -> nn.Modul
             _refuse_out_of_reach(name)
         return timm.create_model(name, pretrained=pretrained, num_classes=num_classes)
     except (RuntimeError, OSError) as error:
-        raise ValueError(f"timm:{name} could not be made: {_first_line(error)}") from error
+        raise ValueError(f"timm:{name} could not be made: {first_line(error)}") from error
 
 
 def _refuse_out_of_reach(name: str) -> None:
@@ -311,10 +312,6 @@ def _without_source(spec: str) -> str:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (", ".join(names[:3]) or "nothing") + more
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 _OLD_NAMES = {"InputFacts": "InputFormat", "input_facts": "input_format"}

@@ -24,6 +24,7 @@ from torch.func import functional_call, vmap
 from torch.profiler import ProfilerActivity, profile
 
 from wfilter.core.gates import label_gates
+from wfilter.core.messages import first_line
 from wfilter.core.model import FilteredModel
 from wfilter.core.oracle import gated_weights, one_at_a_time
 from wfilter.data.running import synchronise
@@ -194,7 +195,7 @@ def _measure(
             if path not in ("base", "forgetting(c)", "mixed sets", *extra):
                 row.largest_difference = float((output[:8] - expected).abs().max())
         except Exception as error:  # a failure is a row, not a skip
-            row.note = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+            row.note = f"{type(error).__name__}: {first_line(error)[:80]}"
     alive = [path for path in paths if not rows[path].note]
     times: dict[str, list[float]] = {path: [] for path in alive}
     for number in range(rounds + 1):

@@ -18,6 +18,7 @@ from wfilter.core.compiling import has_compiler
 from wfilter.core.forget import as_sets
 from wfilter.core.forgetting import refuse_inside
 from wfilter.core.guessing import guess_images
+from wfilter.core.messages import first_line
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
 from wfilter.files.exported import NOTE, Program, Takes, load_exported
@@ -163,7 +164,7 @@ def _trace(network: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.Expor
     try:
         return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=True)
     except Exception as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        reason = first_line(error)
         raise ValueError(
             f"torch.export cannot trace this model with a batch of any size: {reason} Look for "
             "Python code in its forward that depends on values or on the batch size."
@@ -197,7 +198,7 @@ def _write_package(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -
             program, package_path=str(path.absolute()), inductor_configs=settings
         )
     except Exception as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        reason = first_line(error)
         raise ValueError(
             f"AOTInductor cannot compile this model: {reason} Export it without aoti, as a graph."
         ) from error

@@ -181,14 +181,15 @@ def _columns(problem: Problem) -> list[Column]:
 @metric("attacks", _columns, order=42, needs_train=True)
 def measure_attacks(method: Method, problem: Problem) -> Measured:
     """Every attack on the features of a class that is forgotten."""
-    fitted: dict[str, Probe] = {}
+
+    @method.once_if_shared
+    def fitted(row: int) -> dict[str, Probe]:
+        known = problem.features(method, row)
+        return {name: attack(*known) for name, (attack, _) in ATTACKS.items()}
 
     def number(row: int) -> dict[str, float | None]:
-        train, test = problem.seen(method, row)
-        known = (train.features, problem.train[1], test.features, problem.test[1])
-        if not (method.shared and fitted):
-            fitted.update({name: attack(*known) for name, (attack, _) in ATTACKS.items()})
-        scores: dict[str, float | None] = {"one-vs-rest AUC": separation(*known, row)}
-        return scores | {f"{name} f": probe.by_class[row] for name, probe in fitted.items()}
+        auc = separation(*problem.features(method, row), row)
+        probes = {f"{name} f": probe.by_class[row] for name, probe in fitted(row).items()}
+        return {"one-vs-rest AUC": auc, **probes}
 
     return by_class(method, number)

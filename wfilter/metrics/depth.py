@@ -182,21 +182,21 @@ def _columns(problem: Problem) -> list[Column]:
 @metric("depth", _columns, order=44, needs_train=True)
 def measure_depth(method: Method, problem: Problem) -> Measured:
     """Nats about the class in every layer looked at."""
-    kept: list[tuple[Tensor, Tensor]] = []
+
+    @method.once_if_shared
+    def layers(row: int) -> list[tuple[Tensor, Tensor]] | None:
+        model = method.model(row)
+        train = layer_features(model, problem.train[0], like=problem.base)
+        test = layer_features(model, problem.test[0], like=problem.base)
+        return None if train is None or test is None else list(zip(train, test))
 
     def number(row: int) -> dict[str, float | None]:
-        if not (method.shared and kept):
-            model = method.model(row)
-            parts = [
-                layer_features(model, images, like=problem.base)
-                for images in (problem.train[0], problem.test[0])
-            ]
-            if parts[0] is None or parts[1] is None:  # other layers than the base model has
-                return {f"depth {i}/{DEPTHS}": None for i in range(1, DEPTHS + 1)}
-            kept[:] = list(zip(*parts))
+        features = layers(row)
+        if features is None:  # other layers than the base model has
+            return {f"depth {i}/{DEPTHS}": None for i in range(1, DEPTHS + 1)}
         return {
             f"depth {i}/{DEPTHS}": information(x, problem.train[1], test, problem.test[1], row)
-            for i, (x, test) in enumerate(kept, 1)
+            for i, (x, test) in enumerate(features, 1)
         }
 
     return by_class(method, number)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeVar
 
 import torch
 from einops import rearrange
@@ -22,6 +24,7 @@ from wfilter.data.running import device_of, evaluating
 PAIRS = 256
 """How many pairs of an image and a class to forget go into one forward."""
 
+T = TypeVar("T")
 UNFOLD = "(n rows) classes -> n rows classes"  # the answers to one image, side by side
 
 
@@ -95,6 +98,20 @@ class Method:
             True
         """
         return Method(name, tuple(classes), lambda row: model, shared=True)
+
+    def once_if_shared(self, measure: Callable[[int], T]) -> Callable[[int], T]:
+        """``measure`` of each row; where all rows share one model it runs once, for all of them.
+
+        Example:
+            >>> method = Method.of_one("original", nn.Linear(4, 3), [0, 1])
+            >>> measure = method.once_if_shared(lambda row: row + 10)
+            >>> measure(0), measure(1)
+            (10, 10)
+        """
+        if not self.shared:
+            return measure
+        first = cache(lambda: measure(self.classes[0]))
+        return lambda row: first()
 
     @torch.no_grad()
     def logits(self, images: Tensor, forget: Tensor) -> Tensor:

@@ -155,17 +155,16 @@ def _columns(problem: Problem) -> list[Column]:
 @metric("probe", _columns, order=40, needs_train=True)
 def measure_probe(method: Method, problem: Problem) -> Measured:
     """Linear probe and nearest class mean on the features of training and test sample."""
-    fitted: dict[str, Probe] = {}
+
+    @method.once_if_shared
+    def fitted(row: int) -> dict[str, Probe]:
+        known = problem.features(method, row)
+        return {"probe": linear_probe(*known), "NCM": nearest_class_mean(*known)}
 
     def number(row: int) -> dict[str, float | None]:
-        train, test = problem.seen(method, row)
-        if not (method.shared and fitted):
-            known = (train.features, problem.train[1], test.features, problem.test[1])
-            fitted["probe"] = linear_probe(*known)
-            fitted["NCM"] = nearest_class_mean(*known)
         return {
             f"{name} {half}": value
-            for name, probe in fitted.items()
+            for name, probe in fitted(row).items()
             for half, value in zip("fr", _halves(probe.by_class, row))
         }
 

@@ -215,6 +215,11 @@ class Problem:
         seen: tuple[LogitsAndFeatures, LogitsAndFeatures] = self._seen[key]
         return seen
 
+    def features(self, method: Method, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Features and labels of the training sample and of the test sample, for probes."""
+        train, test = self.seen(method, row)
+        return train.features, self.train[1], test.features, self.test[1]
+
     def _kept_numbers(self) -> int:
         both = (part for pair in self._seen.values() for part in pair)
         return sum(part.logits.numel() + part.features.numel() for part in both)

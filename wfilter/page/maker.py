@@ -53,10 +53,7 @@ class Maker:
     def original(self) -> dict[int, float]:
         """Class -> the base model's accuracy on it."""
         labels = self.sample.labels
-        return {
-            row: metrics.accuracy(self.base_logits[labels == row], labels[labels == row])
-            for row in self.problem.classes
-        }
+        return dict(metrics.forget_accuracy(self.base_logits, labels, labels).by_row)
 
     @cached_property
     def retain(self) -> metrics.RowScores:

@@ -62,9 +62,9 @@ def _own(make: Maker) -> dict[int, tuple[float, float]]:
 
 def _others(make: Maker) -> dict[int, tuple[float, float]]:
     """Class -> accuracy on all other classes' images, before and after."""
-    labels, before = make.sample.labels, make.base_logits.argmax(1) == make.sample.labels
+    known, labels = make.base_logits, make.sample.labels
     return {
-        row: (float(before[labels != row].float().mean()), after)
+        row: (metrics.retain_accuracy(known, labels, row).mean, after)
         for row, after in make.retain.by_row.items()
     }
 

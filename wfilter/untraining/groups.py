@@ -14,6 +14,7 @@ from wfilter.core.bake import plain_copy
 from wfilter.core.coupling import Coupling, couple
 from wfilter.core.cutting import layer_weights
 from wfilter.core.gates import slices
+from wfilter.core.messages import first_line
 from wfilter.core.model import FilteredModel
 
 
@@ -34,7 +35,7 @@ def find_groups(wf: FilteredModel, images: Tensor) -> Tensor:
         plain = plain_copy(wf.base).cpu().double().eval()
         coupling = couple(plain, layer_weights, images[:1].cpu().double())
     except Exception as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        reason = first_line(error)
         raise ValueError(
             f"groups=True: the model could not be followed ({reason}). Use groups=False."
         ) from error

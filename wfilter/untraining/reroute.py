@@ -16,6 +16,7 @@ from wfilter.core.head import find_head
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import read_inputs
 from wfilter.data.batches import Batches, InMemory, read_batches, split_batch
+from wfilter.metrics.accuracy import accuracy
 from wfilter.untraining.fitting import FeatureStatistics, fit_rows
 from wfilter.untraining.history import Ended, History, ProgressBar, Record
 from wfilter.untraining.objectives import Reroute
@@ -94,7 +95,7 @@ class _Collected:
         for forget in ((labels + 1) % rows.num_classes, labels):
             sets = as_sets(forget, rows.num_classes)
             _, logits = rows(features, sets, self.head)
-            right.append(float((logits.argmax(1) == labels).float().mean()))
+            right.append(accuracy(logits, labels))
         return Record(1, 0, 0.0, 0.0, right[0], right[1], 0.0)
 
 
