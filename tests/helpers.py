@@ -394,3 +394,11 @@ def rerouted(name: str = "cnn", *, shared: bool = False, **options):
     head = wf.head(read_inputs(x, {}))
     wf.feature_rows = random_rows(CLASSES, head.width, shared=shared, head=str(head.weights[0]))
     return wf, x
+
+
+def random_pairs(samples=300, classes=5, seed=0):
+    """Logits and, drawn apart from them, labels and classes to forget."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randint(classes, (samples,), generator=generator) for _ in range(2)]
+    logits = torch.randn(samples, classes, generator=generator)
+    return logits, *draw

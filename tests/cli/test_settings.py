@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from wfilter import RECIPES
@@ -32,3 +34,30 @@ def test_wrong_types_are_refused():
         settings.make_recipe("distill", {"expansion": "many"})
     with pytest.raises(ValueError, match="margin=True is not float"):
         settings.make_recipe("distill", {"margin": True})
+
+
+BOMBS = {
+    "deep list": "a = " + "[" * 200_000,
+    "deep table": "a = " + "{b = " * 100_000,
+    "many dotted parts": "a." * 2_000_000 + "a = 1",
+    "large": "a = 1\n" + "#" * 2**21,
+    "not text": "\0\1\2",
+    "one key twice": "a = 1\na = 2",
+    "long number": "a = " + "9" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_hostile_settings_file_is_refused_at_once(tmp_path, name):
+    path = tmp_path / "settings.toml"
+    path.write_text(BOMBS[name])
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match=r"is not valid TOML|it is no settings file"):
+        settings.read(path)
+    assert time.perf_counter() - began < 20
+
+
+def test_the_largest_nest_of_dotted_keys_that_is_read_takes_seconds(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("a." * 300 + "a = 1")
+    assert "a" in settings.read(path)

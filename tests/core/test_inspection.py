@@ -1,4 +1,4 @@
-"""What the probe finds, and that it never guesses: right, or refused with the reason."""
+"""What an inspection finds, and that it never guesses: right, or refused with the reason."""
 
 import pytest
 import torch
@@ -258,3 +258,13 @@ def test_windows_that_depend_on_the_image_size_are_found_again():
     with torch.no_grad():
         close(wf(other, forget=labels), reference.logits(wf, other, labels))
         close(wf(small, forget=LABELS), reference.logits(wf, small, LABELS))
+
+
+def test_the_shape_that_apply_has_proved_is_not_looked_at_again():
+    model, x = randomise(Body(lambda model, x: model.conv(x).mean((2, 3)))), torch.rand(4, 3, 8, 8)
+    wf, calls = apply(model, x.double()), []
+    model.head.register_forward_hook(lambda *_: calls.append(1))
+    wf(x.double(), forget=LABELS)
+    assert len(calls) == 1
+    wf(torch.rand(4, 3, 9, 9).double(), forget=LABELS)
+    assert len(calls) > 2

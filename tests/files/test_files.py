@@ -19,7 +19,6 @@ from torch import nn
 import wfilter
 from helpers import shuffle_alphas
 from kills import kill_in_a_new_process
-from wfilter.cli import settings
 from wfilter.data.batches import InMemory
 from wfilter.files import checkpoint
 from wfilter.untraining.loop import Run, untrain
@@ -367,35 +366,6 @@ def test_a_run_with_classes_in_another_order_is_refused(tmp_path):
             continue
         with pytest.raises(ValueError, match=r"belongs to another model.*class names differ"):
             untrain(made, data, recipe=DISTILL, checkpoint=path, steps=1, resume=True)
-
-
-# ---- settings -----------------------------------------------------------------------------------
-
-BOMBS = {
-    "deep list": "a = " + "[" * 200_000,
-    "deep table": "a = " + "{b = " * 100_000,
-    "many dotted parts": "a." * 2_000_000 + "a = 1",
-    "large": "a = 1\n" + "#" * 2**21,
-    "not text": "\0\1\2",
-    "one key twice": "a = 1\na = 2",
-    "long number": "a = " + "9" * 100_000,
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_hostile_settings_file_is_refused_at_once(tmp_path, name):
-    path = tmp_path / "settings.toml"
-    path.write_text(BOMBS[name])
-    began = time.perf_counter()
-    with pytest.raises(ValueError, match=r"is not valid TOML|it is no settings file"):
-        settings.read(path)
-    assert time.perf_counter() - began < 20
-
-
-def test_the_largest_nest_of_dotted_keys_that_is_read_takes_seconds(tmp_path):
-    path = tmp_path / "settings.toml"
-    path.write_text("a." * 300 + "a = 1")
-    assert "a" in settings.read(path)
 
 
 # ---- kill -9 while writing ----------------------------------------------------------------------
