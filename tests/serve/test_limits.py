@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import torch
 
 from servers import classify, png
 from wfilter.serve.images import decode
-from wfilter.serve.service import Question
+from wfilter.serve.service import DECODERS_PER_TENANT, Question
 
 
 def test_tenant_that_asks_too_often_is_told_when_to_come_back(serve_app, book):
@@ -71,6 +72,38 @@ def test_images_that_take_long_to_decode_do_not_make_other_tenants_wait(
     status, waiting, statuses = asyncio.run(around())
     assert (status, statuses) == (200, {200})
     assert waiting >= 8, "the quick one overtook them"
+
+
+def test_client_that_hangs_up_keeps_its_turn_until_its_image_is_decoded(
+    serve_app, book, monkeypatch
+):
+    """Else whoever asks and hangs up, again and again, would have every thread."""
+    app, service = serve_app()
+    go, lock, begun, most = threading.Event(), threading.Lock(), [0], [0]
+
+    def slow(content, inputs, pixels):
+        with lock:
+            begun[0] += 1
+            most[0] = max(most[0], begun[0])
+        assert go.wait(60)
+        with lock:
+            begun[0] -= 1
+        return decode(content, inputs, pixels)
+
+    async def around():
+        await classify(app, book.tokens["bank"], png())
+        monkeypatch.setattr("wfilter.serve.service.decode", slow)
+        for _ in range(5):
+            impatient = asyncio.create_task(classify(app, book.tokens["bank"], png()))
+            await asyncio.sleep(0.1)
+            impatient.cancel()
+            await asyncio.gather(impatient, return_exceptions=True)
+        seats, threads = service.seats.count, begun[0]
+        go.set()
+        return seats, threads, (await classify(app, book.tokens["bank"], png())).status
+
+    assert asyncio.run(around()) == (0, DECODERS_PER_TENANT, 200)
+    assert most[0] == DECODERS_PER_TENANT
 
 
 def test_answer_that_takes_too_long_is_given_up(serve_app, book, monkeypatch):

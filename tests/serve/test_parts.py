@@ -1,26 +1,14 @@
-"""Tokens, limits, the audit log and images, each by itself."""
+"""Tokens, limits and the audit log, each by itself."""
 
-import io
 import json
 import os
-import struct
-import zlib
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from servers import CHEAP, png
-from wfilter.data.backbones import InputFormat
-from wfilter.data.formats import EncodedImages
+from servers import CHEAP
 from wfilter.serve import new_token, tokens
 from wfilter.serve.audit import AuditError, AuditLog
-from wfilter.serve.images import decode
 from wfilter.serve.limits import Buckets, Refusal, Seats
-
-GREY, COLOUR = InputFormat(8, 1), InputFormat(8, 3, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
-
 
 # ---- tokens -------------------------------------------------------------------------------------
 
@@ -138,103 +126,3 @@ def test_full_disk_is_never_silent_and_leaves_no_half_line(tmp_path, monkeypatch
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
     assert [json.loads(line)["number"] for line in lines] == [0, 2]
     log.close()
-
-
-# ---- images -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [8, 20])
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_image_is_read_as_the_library_reads_files(size, kind):
-    content = png(3, size, "RGB", kind)
-    stored = EncodedImages((content,), 8, 3)[torch.tensor([0])][0].float() / 255
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (COLOUR.mean, COLOUR.std))
-    torch.testing.assert_close(decode(content, COLOUR), (stored - mean) / std)
-
-
-def save(image, kind="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def test_sixteen_bit_image_is_scaled_not_clipped():
-    deep = Image.fromarray(np.full((8, 8), 32768, np.uint16))
-    assert float(decode(save(deep), GREY).mean()) == pytest.approx(0.498, abs=0.01)
-
-
-def test_photograph_is_turned_as_its_sender_sees_it():
-    exif = Image.Exif()
-    exif[0x0112] = 3  # upside down
-    pixels = np.zeros((8, 8), np.uint8)
-    pixels[:4] = 255
-    turned = decode(save(Image.fromarray(pixels), exif=exif), GREY)
-    assert turned[0, 0, 0] == 0
-    assert turned[0, 7, 0] == 1
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
-def test_every_common_kind_of_image_is_taken(mode):
-    image = Image.fromarray(np.zeros((9, 12, 3), np.uint8)).convert(mode)
-    kind = "JPEG" if mode == "CMYK" else "PNG"
-    assert decode(save(image, kind), GREY).shape == (1, 8, 8)
-
-
-def bomb(width, height):
-    """A small PNG that claims to be huge."""
-
-    def chunk(kind, data):
-        checked = kind + data
-        return struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"0" * 99))
-
-
-def many_scans(count, size=2000):
-    """A progressive JPEG whose last scan is there many times: small to send, long to decode."""
-    whole = save(Image.new("L", (size, size), 90), "JPEG", progressive=True)
-    last = whole[whole.rindex(b"\xff\xda") : -2]
-    return whole[:-2] + last * count + whole[-2:]
-
-
-BROKEN = {
-    "empty": (b"", 400),
-    "text": (b"not an image", 400),
-    "GIF": (save(Image.new("L", (8, 8)), "GIF"), 400),
-    "cut short": (png(size=64)[:200], 400),
-    "header only": (png()[:20], 400),
-    "one pixel in a million": (bomb(1, 1_000_000), 400),
-    "bomb": (bomb(6000, 6000), 413),
-    "bomb beyond Pillow's own limit": (bomb(60000, 60000), 413),
-    "less data than claimed": (bomb(100, 100), 400),
-    "JPEG of a thousand scans": (many_scans(1000), 413),
-    "bytes turned": (bytes(b ^ 255 for b in png()), 400),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_or_hostile_image_is_refused_in_words(name):
-    content, status = BROKEN[name]
-    with pytest.raises(Refusal) as caught:
-        decode(content, GREY)
-    assert caught.value.status == status
-
-
-def test_usual_progressive_photograph_is_taken():
-    content = save(Image.new("RGB", (3000, 2000), "red"), "JPEG", progressive=True)
-    assert decode(content, COLOUR).shape == (3, 8, 8)
-
-
-def test_damaged_image_is_refused_or_decoded_never_worse():
-    rng, whole = np.random.default_rng(0), png(size=32, mode="RGB", kind="JPEG")
-    statuses = set()
-    for _ in range(150):
-        damaged = bytearray(whole)
-        for place in rng.integers(0, len(whole), 4):
-            damaged[place] = rng.integers(0, 256)
-        try:
-            assert decode(bytes(damaged), COLOUR).shape == (3, 8, 8)
-        except Refusal as refusal:
-            statuses.add(refusal.status)
-    assert statuses <= {400, 413}

@@ -1,5 +1,6 @@
 """A policy is whole and right, or it is not used."""
 
+import json
 import logging
 import os
 import time
@@ -71,6 +72,43 @@ def test_all_mistakes_are_told_at_once():
     with pytest.raises(PolicyError) as caught:
         parse_policy(text, NAMES)
     assert len(str(caught.value).splitlines()) == 2
+
+
+LATIN, CYRILLIC = "cat", "c\u0430t"
+COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
+
+
+def forgetting(*names):
+    return f"[tenants.a]\nforget = {json.dumps(names)}\ntokens = []"
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (DECOMPOSED, r"reads like class 0, .*caf\\xe9.*, but is spelt otherwise\. Write the index"),
+        ("dog\u200b", r"spelt 'dog\\u200b'.*reads like class 1, 'dog'"),
+        ("dog ", "reads like class 1, 'dog'"),
+        ("d\u043eg", r"spelt 'd\\u043eg'\).*Closest names: dog"),
+    ],
+)
+def test_name_that_only_looks_right_is_refused_and_spelt_out(written, words):
+    with pytest.raises(PolicyError, match=words):
+        parse_policy(forgetting(written), [COMPOSED, "dog", "bird"])
+
+
+@pytest.mark.parametrize("twin", [DECOMPOSED, COMPOSED + "\u200d", " " + COMPOSED])
+def test_set_without_the_twin_of_a_class_is_refused(twin):
+    """A customer would read the forbidden name in its answers."""
+    names = [COMPOSED, "dog", twin]
+    with pytest.raises(PolicyError, match=r"but not class 2, .*reads the same\. List both"):
+        parse_policy(forgetting(COMPOSED), names)
+    assert parse_policy(forgetting(COMPOSED, twin), names).tenants["a"].forget == {0, 2}
+    assert parse_policy(forgetting("dog"), names).tenants["a"].forget == {1}
+
+
+def test_tenant_that_stands_twice_is_refused():
+    with pytest.raises(PolicyError, match=r"not valid TOML: .* twice .*line 7"):
+        parse_policy(GOOD.replace('"second-hand.shop"', '"museum"'), NAMES)
 
 
 def test_value_of_a_long_list_is_found_on_its_own_line():
@@ -192,6 +230,38 @@ def test_pipe_in_place_of_the_policy_stops_nothing(tmp_path):
     os.mkfifo(book.path)
     assert file.current().tenants["a"].forget == {1}
     assert "is not a file" in file.problem
+
+
+def test_pipe_put_there_after_the_look_stops_nothing(tmp_path, monkeypatch):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    file = PolicyFile(book.path, NAMES)
+    book.forget["a"] = [2]
+    book.write()
+    status = os.stat(book.path)
+    book.path.unlink()
+    os.mkfifo(book.path)
+    monkeypatch.setattr("wfilter.serve.watch.os.stat", lambda _: status)
+    assert file.current().tenants["a"].forget == {1}
+    assert "is not a file" in file.problem
+
+
+def test_link_to_what_is_no_policy_leaves_the_last_good_one_in_force(tmp_path):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    file = PolicyFile(book.path, NAMES)
+    for target, words in (("/dev/zero", "is not a file"), (__file__, "not valid TOML")):
+        (tmp_path / "next").symlink_to(target)
+        (tmp_path / "next").replace(book.path)
+        assert file.current().tenants["a"].forget == {1}
+        assert words in file.problem
+
+
+def test_folder_that_everybody_may_write_is_told_of_unless_sticky(tmp_path, caplog):
+    book = Book(tmp_path / "policy.toml", {"a": [1]})
+    for mode, told in ((0o1777, False), (0o777, True)):
+        tmp_path.chmod(mode)
+        with caplog.at_level(logging.WARNING, "wfilter.serve"):
+            PolicyFile(book.path, NAMES)
+        assert ("chmod o-w" in caplog.text) is told
 
 
 def test_policy_that_everybody_may_write_is_told_of(tmp_path, caplog):

@@ -89,17 +89,43 @@ def test_client_cannot_name_its_own_set(serve_app, book, field):
     assert "decided by the token" in reply.json["detail"]
 
 
-def test_query_and_headers_change_nothing(serve_app, book):
+QUERIES = ("forget=", "forget=[]&tenant=school", "_method=PUT", "authorization=Bearer+{school}")
+HEADERS = (
+    {"x-tenant": "school", "tenant": "school", "forget": "[]"},
+    {"x-http-method-override": "PUT", "x-original-url": "/v1/classify?forget="},
+    {"x-forwarded-user": "school", "x-forwarded-authorization": "Bearer {school}"},
+    {"proxy-authorization": "Bearer {school}", "x-authorization": "Bearer {school}"},
+    {"cookie": "authorization=Bearer {school}; token={school}; tenant=school"},
+    {"serve_multiplexed_model_id": "school", "x-padding": "a" * 60_000},
+)
+
+
+@pytest.mark.parametrize("query", ["", *QUERIES])
+@pytest.mark.parametrize("headers", [{}, *HEADERS], ids=lambda h: ", ".join(h) or "none")
+def test_query_and_headers_change_nothing(serve_app, book, query, headers):
     app, _ = serve_app()
-    headers = JSON | {"authorization": f"Bearer {book.tokens['bank']}", "x-tenant": "school"}
+    mine = JSON | {"authorization": f"Bearer {book.tokens['bank']}"}
+    more = {name: value.format(**book.tokens) for name, value in headers.items()}
+    path = f"/v1/classify?{query.format(**book.tokens)}"
 
     async def both():
-        body = as_json(png(), top_k=10)
         plain = await classify(app, book.tokens["bank"], png(), top_k=10)
-        return plain, await call(app, "POST", "/v1/classify?forget=", body, headers)
+        return plain, await call(app, "POST", path, as_json(png(), top_k=10), mine | more)
 
     plain, other = asyncio.run(both())
+    assert plain.json["tenant"] == "bank"
     assert other.json == plain.json
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["Bearer {bank}, Bearer {school}", "Bearer {bank} {school}", "Bearer {bank}\0", "Token {bank}"],
+)
+def test_anything_but_one_token_is_refused(serve_app, book, form):
+    app, _ = serve_app()
+    headers = JSON | {"authorization": form.format(**book.tokens)}
+    reply = asyncio.run(call(app, "POST", "/v1/classify", as_json(png()), headers))
+    assert reply.status == 401
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,26 @@ def parse_json(body: bytes, most_values: int = MOST_VALUES) -> dict[str, Any]:
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > most_values:
         raise Refusal(400, f"the body is JSON of more than {most_values} values.")
     try:
-        fields = json.loads(body)
+        fields = json.loads(body, object_pairs_hook=_each_once)
     except (ValueError, RecursionError):
         raise Refusal(400, "the body is no JSON.") from None
     if not isinstance(fields, dict):
         raise Refusal(400, "the body is JSON, but no object.")
     return fields
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; a proxy on the way may have read the other one of two equal names."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        _refuse_second(name, fields)
+        fields[name] = value
+    return fields
+
+
+def _refuse_second(name: str, fields: dict[str, Any]) -> None:
+    if name in fields:
+        raise Refusal(400, f"the field {name[:40]!r} is there twice.")
 
 
 async def _form(request: Request, body: bytes) -> dict[str, Any]:
@@ -77,8 +91,7 @@ async def _form(request: Request, body: bytes) -> dict[str, Any]:
     try:
         async with again.form(max_files=1, max_fields=2, max_part_size=1024) as form:
             for name, value in form.multi_items():
-                if name in fields:
-                    raise Refusal(400, f"the field {name[:40]!r} is there twice.")
+                _refuse_second(name, fields)
                 fields[name] = await value.read() if isinstance(value, UploadFile) else value
     except HTTPException as error:
         raise Refusal(400, "the form is broken or has too many parts.") from error

@@ -15,6 +15,7 @@ from wfilter.serve.limits import Refusal
 FORMATS = ("JPEG", "PNG")
 NARROWEST = 50  # times as long as wide; beyond, scaling the short side up would take gigabytes
 MOST_SCANS = 20  # for an image of most_pixels; decoding a JPEG makes one pass over it for each scan
+ORIENTATION = 0x0112  # EXIF's tag for how the camera was held
 SHORT_SIDE = 8 / 7  # short side over size before the centre is cut out, as in wfilter.data
 
 
@@ -70,15 +71,33 @@ def _opened(content: bytes, most_pixels: int) -> Any:
 
 def _upright(image: Any, channels: int) -> Any:
     """The image decoded in full, turned as its sender sees it, in 8-bit grey or colour."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     image.load()
-    image = ImageOps.exif_transpose(image)
+    # Only the one tag is read: Pillow's exif_transpose refuses photographs for odd other tags.
+    turn = _turns().get(image.getexif().get(ORIENTATION))
+    if turn is not None:
+        image = image.transpose(turn)
     if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255 instead of scaling
         image = Image.fromarray((np.asarray(image).astype(np.float32) / 257).astype(np.uint8))
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     return image.convert("RGB" if channels == 3 else "L")
+
+
+def _turns() -> dict[Any, Any]:
+    """What undoes each orientation of EXIF; 1 is upright."""
+    from PIL.Image import Transpose
+
+    return {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
 
 
 def _square(image: Any, size: int) -> Any:

@@ -64,7 +64,7 @@ def add_playground(app: FastAPI, service: Service) -> None:
         with service.seats.taken("playground"):
             body = await read_body(request, settings.body_bytes)
             asked = parse_items(parse_json(body, most_values), engine)
-            images = [await service.decoded(content) for content, _ in asked]
+            images = [await service.decoded(content, "playground") for content, _ in asked]
             work = partial(compared, engine, images, [forget for _, forget in asked])
             return JSONResponse(await service.aside(work), headers=HEADERS)
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,6 +100,14 @@ class _Reader:
         self.untold = 0
 
     @cached_property
+    def alike(self) -> dict[str, set[int]]:
+        """The classes that a reader cannot tell apart, by what is read."""
+        alike: dict[str, set[int]] = {}
+        for index, name in enumerate(self.class_names):
+            alike.setdefault(_as_read(name), set()).add(index)
+        return alike
+
+    @cached_property
     def headers(self) -> list[list[str] | None]:
         """For each line, the path of the table that it begins, if it begins one."""
         return [_header(line) for line in self.lines]
@@ -146,6 +155,14 @@ class _Reader:
         for index in {index for index in indices if indices.count(index) > 1}:
             listed = self.class_names[index]
             self.wrong(f"tenant {name!r} forgets {listed!r} twice. Name it once.", name, "forget")
+        for index in set(indices):
+            for other in sorted(self.alike[_as_read(self.class_names[index])] - set(indices)):
+                self.wrong(
+                    f"tenant {name!r} forgets {_spelt(self.class_names[index])}, but not class "
+                    f"{other}, {_spelt(self.class_names[other])}, which reads the same. List both.",
+                    name,
+                    "forget",
+                )
         if len(set(indices)) == len(self.class_names):
             self.wrong(
                 f"tenant {name!r} forgets every class: no answer is left. Take its tokens away "
@@ -161,12 +178,17 @@ class _Reader:
             return self.indices[value]
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count:
             return value
-        if isinstance(value, str):
+        twins = self.alike.get(_as_read(value), set()) if isinstance(value, str) else set()
+        if twins:
+            listed = " or ".join(f"{i}, {_spelt(self.class_names[i])}" for i in sorted(twins))
+            remedy = f"It reads like class {listed}, but is spelt otherwise. Write the index."
+        elif isinstance(value, str):
             close = difflib.get_close_matches(value, self.class_names, 3) or self.class_names[:3]
             remedy = f"Closest names: {', '.join(close)}."
         else:
             remedy = f"Write a name, or an index in 0..{count - 1}."
-        words = f"tenant {name!r} forgets {value!r}, which is no class of the model. {remedy}"
+        shown = _spelt(value) if isinstance(value, str) else repr(value)
+        words = f"tenant {name!r} forgets {shown}, which is no class of the model. {remedy}"
         self.wrong(words, name, "forget", value)
         return None
 
@@ -243,6 +265,18 @@ class _Reader:
                 if of_key and (value is None or _stands_in(value, line)):
                     return number
         return best
+
+
+def _as_read(name: str) -> str:
+    """A name as it looks: without what differs in Unicode alone, invisible letters and blanks."""
+    plain = unicodedata.normalize("NFKC", name)
+    seen = (" " if c.isspace() else c for c in plain if unicodedata.category(c) != "Cf")
+    return " ".join("".join(seen).split())
+
+
+def _spelt(name: str) -> str:
+    """A name in quotes; where it is not plain ASCII, its letters by number, too."""
+    return repr(name) if name.isascii() else f"{name!r} (spelt {name!a})"
 
 
 def _header(line: str) -> list[str] | None:

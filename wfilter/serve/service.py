@@ -133,15 +133,24 @@ class Service:
     async def _decoded_and_answered(self, content: bytes, tenant: Tenant, top_k: int) -> Batched:
         if not 1 <= top_k <= self.settings.top_k:
             raise Refusal(400, f"top_k is {top_k}, outside 1..{self.settings.top_k}.")
-        async with self._turns[tenant.name]:
-            image = await self.decoded(content)
+        image = await self.decoded(content, tenant.name)
         return await self.ask(Question(image, tenant.forget, top_k))
 
-    async def decoded(self, content: bytes) -> Tensor:
-        """One image, decoded in one of the threads for it."""
-        loop = asyncio.get_running_loop()
+    async def decoded(self, content: bytes, tenant: str) -> Tensor:
+        """One image, decoded in one of the threads for it once the tenant has its turn."""
+        loop, turns = asyncio.get_running_loop(), self._turns[tenant]
         inputs, pixels = self.engine.inputs, self.settings.pixels
-        return await loop.run_in_executor(self._decoders, decode, content, inputs, pixels)
+        await turns.acquire()
+
+        def end_turn(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the server with it
+                loop.call_soon_threadsafe(turns.release)
+
+        work = self._decoders.submit(decode, content, inputs, pixels)
+        # A thread cannot be stopped. The turn lasts as long as it works, though the client is gone:
+        # else a tenant that asks and hangs up would have all threads.
+        work.add_done_callback(end_turn)
+        return await asyncio.wrap_future(work)
 
     async def aside(self, work: Callable[[], Any]) -> Any:
         """What ``work`` returns, called in the one thread that may use the model."""

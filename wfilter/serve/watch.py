@@ -44,8 +44,9 @@ class PolicyFile:
         if not self.path.is_file():
             raise FileNotFoundError(f"{path} is not a file. Give the path of a policy in TOML.")
         self._policy, self._seen = self._read()
-        if self.path.stat().st_mode & stat.S_IWOTH:
-            _log.warning("every user of this machine may write %s. Run chmod o-w.", self.path)
+        for path in (self.path, self.path.parent):
+            if _anybody_may_change(path):
+                _log.warning("every user of this machine may write %s. Run chmod o-w.", path)
 
     @property
     def problem(self) -> str | None:
@@ -88,9 +89,12 @@ class PolicyFile:
         return replaced or still > SETTLED
 
     def _read(self) -> tuple[Policy, Stamp]:
-        file = self.path.open("rb")
+        file = open(self.path, "rb", opener=_without_waiting)  # noqa: SIM115 - see _hold
         try:
-            before = _stamp(os.fstat(file.fileno()))
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # put there since `current` looked
+                raise PolicyError(f"{self.path} is not a file.")
+            before = _stamp(status)
             content = file.read(MOST_BYTES + 1)
             after = _stamp(os.fstat(file.fileno()))
         except BaseException:
@@ -130,6 +134,15 @@ class PolicyFile:
 
 class _Changing(PolicyError):
     """The file was written to while it was read."""
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # to open a pipe would wait
+
+
+def _anybody_may_change(path: Path) -> bool:
+    mode = path.stat().st_mode  # in a sticky folder, as /tmp is, only owners replace their files
+    return bool(mode & stat.S_IWOTH) and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
 
 
 def _stamp(status: os.stat_result) -> Stamp:
