@@ -37,6 +37,20 @@ def shared_original(monkeypatch):
     monkeypatch.setattr(demo, "example_problem", problem)
 
 
+class EndingWithThisRun(subprocess.Popen):
+    """What an example starts in Python; a run that is killed must not leave a server behind."""
+
+    def __init__(self, words, *rest, **options):
+        if words[0] == sys.executable:
+            words = [sys.executable, str(Path(__file__).with_name("with_parent.py")), *words]
+        super().__init__(words, *rest, **options)
+
+
+@pytest.fixture
+def _children_end_with_this_run(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", EndingWithThisRun)
+
+
 @pytest.fixture(autouse=True)
 def _rules_as_before():
     before = dict(rules.RULES)
@@ -48,6 +62,7 @@ def _rules_as_before():
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in NAMES]
 )
+@pytest.mark.usefixtures("_children_end_with_this_run")
 def test_example_proves_its_claim(name, shared_original, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)  # where some draw a picture
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
