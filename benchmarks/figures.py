@@ -27,18 +27,19 @@ from wfilter.plots.figure import GREY, INK, PALETTE, WIDTH, drawing
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 LIGHT = "#d6dae0"  # text and axes on a dark ground
 NAMES = {"row": "feature rows", "mask": "logit mask", "folded": "feature row, baked",
-         "logit_mask": "logit mask", "wfilter": "gates"}  # fmt: skip
+         "logit_mask": "logit mask", "wfilter": "the default"}  # fmt: skip
 STYLES = {  # colour, shape: ours filled, the bar a star, everything else hollow
     "retrained": (INK, "*"),
     "original": (GREY, "o"),
-    "gates": (PALETTE[0], "s"),
+    "the default": (PALETTE[0], "s"),
     "feature rows": (PALETTE[1], "D"),
     "feature row, baked": (PALETTE[1], "d"),
     "logit mask": (PALETTE[2], "^"),
     "projection": (PALETTE[4], "v"),
 }
 OTHERS = [(c, m) for m in "<>pXP" for c in (PALETTE[3], PALETTE[5], PALETTE[6], PALETTE[9])]
-FILLED = ("retrained", "gates", "feature rows")
+FILLED = ("retrained", "the default", "feature rows")
+LEAST_POINTS = 3  # of Acc_r, from the lower to the upper end of its axis
 SERVERS = {
     "ours": ("one filtered model for all", PALETTE[0], "s"),
     "multiplexed": ("one baked model each", PALETTE[1], "o"),
@@ -120,6 +121,9 @@ def probe_plot(points: Points, path: Path) -> Path:
         axes.set(xlim=(-2, 103), ylabel="other classes right, %  (Acc_r)")
         axes.set_xlabel("forgotten class found by a linear probe, %")
         axes.margins(y=0.25)
+        low, high = axes.get_ylim()
+        wider = max(0, LEAST_POINTS - (high - low)) / 2  # a tenth of a point is to look small
+        axes.set_ylim(low - wider, high + wider)
         axes.grid(alpha=0.25)
         word = "class" if len(points.classes) == 1 else "classes"
         title = f"forgetting {word} {short(points.classes)}"

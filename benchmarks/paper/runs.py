@@ -191,10 +191,10 @@ def imagenet_runs_of(
     named = [{"test": "k2", **line} for line in lines if line.get("table")]  # once the only part
     marked = [line for line in named if line["test"] != "k1"]
     latest = {line["test"]: line for line in marked}
-    for number, (_, line) in enumerate(sorted(latest.items())):
+    for part, line in sorted(latest.items()):
         if line.get("recipe") != marked[-1].get("recipe"):
             continue
-        facts = (number, line["rows"], line["test_images"])
+        facts = (int(part.removeprefix("k")), line["rows"], line["test_images"])
         whole = {"Acc_r": line["original"], "Acc_f": line["original"]}
         if "original_zrf" in line:
             whole["ZRF"] = 100 * line["original_zrf"]
