@@ -157,8 +157,9 @@ def sizes(runs: Sequence[Run]) -> str:
     text = (
         f"Rows, seeds and test images of ours: {'; '.join(measured) or 'nothing run'}. A dash "
         f"is not run. Of the {len(both)} numbers that the paper and `distill` both have, ZRF and "
-        f"relearn time included, the paper's is better in {worse}: `benchmarks/results/table1.md` and "
-        "`table2.md` have every cell, and end with the list of those."
+        f"relearn time included, the paper's is better in {worse}: "
+        "`benchmarks/results/table1.md` and `table2.md` have every cell, and end with the list of "
+        "those."
     )
     return "\n".join(textwrap.wrap(text, width=100, break_on_hyphens=False))
 
