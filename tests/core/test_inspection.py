@@ -93,6 +93,14 @@ def test_model_that_mixes_samples_is_refused(odd, x):
         apply(randomise(Body(odd)), x)
 
 
+def test_weights_that_are_no_numbers_are_named_instead_of_mixing(x):
+    model = randomise(Body(lambda m, x: m.conv(x).mean((2, 3))))
+    with torch.no_grad():
+        model.conv.weight[0] = torch.nan
+    with pytest.raises(ValueError, match=r"conv\.weight of this Body contains NaN"):
+        apply(model, x)
+
+
 @pytest.mark.parametrize("mixes", [False, True])
 def test_model_with_several_outputs_is_probed_in_all_of_them(mixes, x):
     class Pair(nn.Module):

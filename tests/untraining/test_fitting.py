@@ -134,6 +134,15 @@ def test_a_class_without_images_is_refused():
         fit_rows(found)
 
 
+def test_one_image_of_each_class_is_refused():
+    found = FeatureStatistics(CLASSES, WIDTH)
+    found.add(*data(CLASSES))
+    with pytest.raises(ValueError, match="one image of each class"):
+        fit_rows(found)
+    found.add(*data(1))
+    assert bool(fit_rows(found).means.isfinite().all())
+
+
 def test_one_class_is_refused():
     with pytest.raises(ValueError, match="only one class"):
         fit_rows(FeatureStatistics(1, WIDTH))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import wfilter
 from helpers import assert_same_state, linear, samples, snapshot
-from wfilter.untraining.objectives import Reroute
+from wfilter.untraining.objectives import Auto, Reroute
 from wfilter.untraining.stored import recipe_from
 
 
@@ -100,6 +100,38 @@ def test_bad_data_are_refused_and_nothing_is_stored(spoil, message):
     assert wf.feature_rows is None
     assert torch.equal(wf.alphas, before)
     assert not wf.pinned
+
+
+def test_bad_data_of_a_late_batch_leave_nothing_behind():
+    wf, images, labels = trained()
+    bad = images[200:].clone()
+    bad[7, 2] = torch.nan
+    for recipe in ("reroute", "auto"):
+        with pytest.raises(ValueError, match=r"1 of [0-9]+ images contain NaN"):
+            wfilter.untrain(wf, [(images[:200], labels[:200]), (bad, labels[200:])], recipe=recipe)
+        assert wf.feature_rows is None
+        assert not wf.pinned
+        assert bool((wf.alphas == wf.alphas[0, 0]).all())
+
+
+def test_more_classes_than_features_get_rows_that_answer_with_none_of_the_forgotten():
+    torch.manual_seed(0)
+    labels, images = torch.arange(200) % 5, torch.randn(200, 6)
+    model = nn.Sequential(nn.Linear(6, 2), nn.ReLU(), nn.Linear(2, 5))
+    wf = wfilter.apply_weight_filtering(model, targets="0.*")
+    wfilter.untrain(wf, [(images, labels)], recipe="reroute")
+    logits = wf(images, forget=labels)
+    assert bool(logits.isfinite().all())
+    assert not bool((logits.argmax(1) == labels).any())
+    assert max(wf.verify(images[:8], labels[:8]).values()) < 1e-4
+
+
+def test_the_default_takes_gates_where_each_class_has_one_image():
+    wf, images, labels = trained()
+    recipe = Auto("mine", steps=10)
+    history = wfilter.untrain(wf, [(images[:4], labels[:4])], recipe=recipe, progress=False)
+    assert wf.feature_rows is None
+    assert any("one image of each class" in choice for choice in history.choices)
 
 
 def test_no_data_at_all_are_refused():

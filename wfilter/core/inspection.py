@@ -68,7 +68,14 @@ class Inspection:
 
 
 def mixing_text(model: nn.Module) -> str:
-    """Why a model that mixes samples is refused."""
+    """Why a model is refused whose samples seem to depend on each other."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    spoilt = next((name for name, tensor in tensors if bool(tensor.isnan().any())), None)
+    if spoilt is not None:  # NaN in every answer looks like mixing
+        return (
+            f"{spoilt} of this {type(model).__name__} contains NaN, so its answers mean nothing. "
+            "Load its weights again."
+        )
     return (
         f"{type(model).__name__} mixes the samples of a batch: the logits of one depend on the "
         "others, so a batch in which each sample forgets its own class has no defined answer. Use "

@@ -119,7 +119,7 @@ def fit_rows(
         head: Name of the head's weight in the base model.
 
     Raises:
-        ValueError: A class has no image, or there is only one class.
+        ValueError: A class has no image, all have one, or there is only one class.
 
     Example:
         >>> statistics = FeatureStatistics(2, 3)
@@ -128,7 +128,7 @@ def fit_rows(
         >>> fit_rows(statistics)
         FeatureRows(num_classes=2, width=3, factors=3)
     """
-    _refuse_missing(statistics)
+    _refuse_too_few(statistics)
     within, rank = statistics.within, min(rank, statistics.width)
     factors = torch.stack([_factors(c, rank) for c in _covariances(statistics, rank, prior)])
     counts = statistics.counts.unsqueeze(1)
@@ -140,7 +140,7 @@ def fit_rows(
     return FeatureRows(*(tensor.float() for tensor in made), head=head)
 
 
-def _refuse_missing(statistics: FeatureStatistics) -> None:
+def _refuse_too_few(statistics: FeatureStatistics) -> None:
     if statistics.num_classes < 2:
         raise ValueError(
             "features of a forgotten class are drawn from another one, but there is only one class."
@@ -150,6 +150,11 @@ def _refuse_missing(statistics: FeatureStatistics) -> None:
         raise ValueError(
             f"{len(missing)} of {statistics.num_classes} classes have no image, the first is "
             f"{missing[0]}: its mean is not known. Pass images of every class."
+        )
+    if not bool((statistics.counts > 1).any()):
+        raise ValueError(
+            "there is one image of each class, which does not tell how a class spreads: every draw "
+            "would be the same point. Pass two or more images of a class."
         )
 
 

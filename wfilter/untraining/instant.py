@@ -46,15 +46,22 @@ class Watch:
 
 def place_for_rows(wf: FilteredModel, sample: Sample) -> tuple[PlainHead | None, str]:
     """The head that feature rows would stand before; or none, and why."""
-    counts = torch.bincount(sample.rows, minlength=wf.num_classes)
+    counts = torch.bincount(sample.rows[_fitted(sample)], minlength=wf.num_classes)
     if sample.labels is not None:
         return None, "images have several labels"
     if bool((counts == 0).any()):
         return None, f"{int((counts == 0).sum())} classes have no image"
+    if not bool((counts > 1).any()):
+        return None, "there is one image of each class"
     try:
         return plain_head(wf, sample.read(torch.arange(1))), ""
     except ValueError:
         return None, "the logits are not what one linear layer makes of (batch, features)"
+
+
+def _fitted(sample: Sample) -> Tensor:
+    """Which images rows are made from: those that are not held out, or all where all are."""
+    return sample.held if bool(sample.held.all()) else ~sample.held
 
 
 @dataclass
@@ -88,7 +95,7 @@ class Instant:
 
     def rows(self) -> FeatureRows:
         """From the images that are not held out."""
-        fit = ~self.sample.held if not bool(self.sample.held.all()) else self.sample.held
+        fit = _fitted(self.sample)
         statistics = FeatureStatistics(self.wf.num_classes, self.head.width)
         statistics.add(self.features[fit], self.sample.rows[fit])
         return fit_rows(statistics, rank=REROUTE.rank, prior=REROUTE.prior, head=self.head.name)

@@ -81,6 +81,7 @@ class Kept:
                 for place, value in values.items():
                     self.values[place][part] = value[: len(part)].cpu()
             logits.append(answered[: len(part)].float().cpu())
+            _refuse_no_numbers(logits[-1])
             seen(len(part))
         return torch.cat(logits)
 
@@ -143,3 +144,13 @@ class Kept:
         images, others = images.float(), read(blend.other).float()
         weight = blend.weight.to(images).view(-1, *[1] * (images.ndim - 1))
         return weight * images + (1 - weight) * others
+
+
+def _refuse_no_numbers(logits: Tensor) -> None:
+    """Nothing can be learned from images for which the base model has no answer."""
+    bad = int(logits.isnan().any(1).sum())
+    if bad:
+        raise ValueError(
+            f"the base model's logits of {bad} of {len(logits)} images contain NaN. "
+            "Look for bad images, or run the model in float32."
+        )
