@@ -68,11 +68,11 @@ def trained_on(pair: tuple[Tensor, Tensor]) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = cnn().train()
-        optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+        optimiser = torch.optim.Adam(model.parameters(), 3e-3)
         for _ in range(8):
             for images, labels in batches(pair):
-                optimizer.zero_grad()
+                optimiser.zero_grad()
                 nn.functional.cross_entropy(model(images), labels).backward()
-                optimizer.step()
+                optimiser.step()
     model.zero_grad(set_to_none=True)
     return model.eval()

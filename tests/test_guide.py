@@ -86,6 +86,13 @@ def test_the_glossary_has_fifteen_to_twenty_words():
     assert 15 <= len(first_cells(section(GUIDE, "Words"))) <= 20
 
 
+def test_the_glossary_of_the_docs_is_that_table_alone():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    start, end = re.findall(r':(?:start-after|end-before): "(.*)"', text)
+    included = GUIDE.read_text().split(f"{start}\n")[1].split(end)[0]
+    assert included.strip() == section(GUIDE, "Words").strip()
+
+
 def test_every_rival_plot_and_command_is_listed_where_the_guide_says():
     for folder in ("baselines", "plots", "cli/commands"):
         listed = (PACKAGE / folder / "__init__.py").read_text()

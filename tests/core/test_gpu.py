@@ -18,7 +18,7 @@ LABELS = torch.tensor([3, -1, 0, 1])
 
 @pytest.fixture
 def pair(x):
-    """The same filtered model on the CPU and on the device, probed."""
+    """The same filtered model on the CPU and on the device, inspected."""
     here, there = apply(tiny("cnn"), x), apply(tiny("cnn"), x).to("cuda")
     there.inspect(x.cuda())
     return here, there

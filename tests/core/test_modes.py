@@ -1,4 +1,4 @@
-"""Outputs scaled by gates: what may be changed in place, and batches the probe did not foresee."""
+"""Outputs scaled by gates: what may be changed in place, and batches no inspection foresaw."""
 
 from collections import Counter
 

@@ -22,7 +22,7 @@ from wfilter.core.oracle import one_at_a_time
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 LABELS = torch.tensor([3, -1, 0, 3])
 SETS = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]]).bool()
-# What the probe has to find for the families that gave others trouble (traps 1, 2 and 5).
+# What an inspection has to find for the families that gave others trouble (traps 1, 2 and 5).
 REASONS = {
     "torchvision vit": ("in_proj_weight", "multi_head_attention_forward"),
     "timm swin": ("layers.0.blocks.0.attn.qkv.weight", "folded batch-major"),
