@@ -1,5 +1,6 @@
 """Tiny models, seeded, float64, with weights and statistics at which every parameter counts."""
 
+import dataclasses
 import threading
 import warnings
 from functools import partial
@@ -402,3 +403,14 @@ def random_pairs(samples=300, classes=5, seed=0):
     draw = [torch.randint(classes, (samples,), generator=generator) for _ in range(2)]
     logits = torch.randn(samples, classes, generator=generator)
     return logits, *draw
+
+
+QUICK = dataclasses.replace(wfilter.RECIPES["distill"], depth=1.0, expansion=2)
+
+
+def untrained(wf=None, **options):
+    """A few steps of untraining: the filtered model and its history."""
+    wf = wf or linear()
+    options = {"recipe": QUICK, "steps": 6, **options}
+    data = options.pop("data", wfilter.InMemory(*samples(), batch_size=8))
+    return wf, wfilter.untrain(wf, data, **options)

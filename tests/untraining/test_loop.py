@@ -1,3 +1,5 @@
+"""The loop: what it learns, leaves alone, shares, refuses and reports."""
+
 import copy
 import dataclasses
 import json
@@ -7,28 +9,15 @@ import time
 import pytest
 import torch
 import torch.multiprocessing as mp
-from safetensors import safe_open
 from torch import nn
 
 import digits
 import wfilter
-from helpers import linear, samples
-from kills import kill_in_a_new_process
-from wfilter import data
+from helpers import QUICK, linear, samples, untrained
 from wfilter.data.batches import InMemory, split_batch
 from wfilter.untraining.loop import Run, untrain
 from wfilter.untraining.pairs import Pairs
-from wfilter.untraining.recipes import DISTILL, DISTILL_SOFT, PAPER
-from wfilter.untraining.state import Keeper
-
-QUICK = dataclasses.replace(DISTILL, depth=1.0, expansion=2)
-
-
-def run(wf=None, **options):
-    wf = wf or linear()
-    options = {"recipe": QUICK, "steps": 6, **options}
-    data = options.pop("data", InMemory(*samples(), batch_size=8))
-    return wf, untrain(wf, data, **options)
+from wfilter.untraining.recipes import DISTILL_SOFT, PAPER
 
 
 def test_untraining_forgets_all_digits_in_one_round_and_keeps_the_others():
@@ -47,12 +36,12 @@ def test_untraining_forgets_all_digits_in_one_round_and_keeps_the_others():
 def test_the_base_model_stays_bit_identical():
     wf = linear()
     before = {k: v.clone() for k, v in wf.base.state_dict().items()}
-    run(wf)
+    untrained(wf)
     assert all(torch.equal(v, before[k]) for k, v in wf.base.state_dict().items())
 
 
 def test_hard_gates_end_exactly_open_or_closed():
-    wf, _ = run(steps=20)
+    wf, _ = untrained(steps=20)
     gates = torch.sigmoid(wf.alphas)
     assert ((gates == 0) | (gates == 1)).all()
     assert (gates == 0).any()
@@ -61,7 +50,7 @@ def test_hard_gates_end_exactly_open_or_closed():
 
 @pytest.mark.parametrize("recipe", [QUICK, PAPER, DISTILL_SOFT], ids=lambda r: r.name)
 def test_one_seed_gives_one_result(recipe):
-    alphas = [run(recipe=recipe, seed=s, steps=20)[0].alphas.detach() for s in (5, 5, 6)]
+    alphas = [untrained(recipe=recipe, seed=s, steps=20)[0].alphas.detach() for s in (5, 5, 6)]
     assert torch.equal(alphas[0], alphas[1])
     assert not torch.equal(alphas[0], alphas[2])
 
@@ -70,7 +59,7 @@ def test_shallow_targets_are_pinned_open_by_depth():
     wf = wfilter.apply_weight_filtering(
         nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), targets="*"
     )
-    run(wf, recipe=dataclasses.replace(QUICK, depth=0.5))
+    untrained(wf, recipe=dataclasses.replace(QUICK, depth=0.5))
     assert (wf.gates({0, 1})["0.weight"] == 1).all()
 
 
@@ -139,162 +128,11 @@ def test_alphas_that_change_under_a_pin_are_refused():
     wf(images, forget=1)
 
 
-@pytest.mark.parametrize("recipe", [QUICK, PAPER], ids=lambda r: r.name)
-@pytest.mark.parametrize("loader", [False, True])
-def test_an_interrupted_run_resumes_to_the_same_alphas(tmp_path, recipe, loader):
-    batches = list(zip(samples()[0].split(8), samples()[1].split(8)))
-
-    class Stopping:
-        """Batches that end in Ctrl-C the first time through."""
-
-        def __init__(self, after):
-            self.after = after
-
-        def __len__(self):
-            return len(batches)
-
-        def __iter__(self):
-            for batch in batches:
-                self.after -= 1
-                if self.after < 0:
-                    raise KeyboardInterrupt
-                yield batch
-
-    whole, _ = run(linear(width=7), recipe=recipe, data=batches, steps=10)
-    part = linear(width=7)
-    file = tmp_path / "run.safetensors"
-    history = untrain(part, Stopping(6), recipe=recipe, steps=10, checkpoint=file)
-    assert history.stopped == "interrupted at step 6"
-    resumed = linear(width=7)
-    history = untrain(resumed, batches, recipe=recipe, steps=10, checkpoint=file, resume=True)
-    assert torch.equal(resumed.alphas, whole.alphas)
-    assert [r.step for r in history.records] == list(range(1, 11))
-
-
-def test_the_librarys_own_batches_resume_to_the_same_alphas(tmp_path):
-    pixels = (samples()[0].view(-1, 1, 2, 3) * 50 + 128).byte()
-    facts = data.ImageSet("points", pixels, samples()[1], tuple("abcd"))
-    batches = lambda: data.batches(facts, 8, shuffle=True, seed=0)  # noqa: E731
-    flat = lambda: wfilter.apply_weight_filtering(  # noqa: E731
-        nn.Sequential(nn.Flatten(), wfilter.remove_weight_filtering(linear())),
-        targets="1.0.*",
-        example_input=torch.zeros(1, 1, 2, 3),
-    )
-    whole, file = flat(), tmp_path / "run.safetensors"
-    untrain(whole, batches(), recipe=QUICK, steps=10)
-    part = flat()
-    stop = Run._step
-
-    def stopping(self, batch):
-        if self.step == 6:
-            raise KeyboardInterrupt
-        return stop(self, batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "_step", stopping)
-        untrain(part, batches(), recipe=QUICK, steps=10, checkpoint=file)
-    resumed = flat()
-    untrain(resumed, batches(), recipe=QUICK, steps=10, checkpoint=file, resume=True)
-    assert torch.equal(resumed.alphas, whole.alphas)
-
-
-def test_a_checkpoint_of_another_length_is_refused(tmp_path):
-    file = tmp_path / "run.safetensors"
-    run(checkpoint=file, checkpoint_every=2, steps=4)
-    with pytest.raises(ValueError, match="belongs to a run of 4 steps"):
-        run(checkpoint=file, resume=True, steps=8)
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    file = tmp_path / "run.safetensors"
-    run(checkpoint=file, checkpoint_every=2)
-    with pytest.raises(ValueError, match="belongs to another run: recipe or seed differ"):
-        run(checkpoint=file, resume=True, seed=1)
-    file.write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="is not a checkpoint of untrain"):
-        run(checkpoint=file, resume=True)
-
-
-class Slow(InMemory):
-    """Takes its time between batches, so that a kill can fall anywhere."""
-
-    def order(self, seed, epoch):
-        for index in super().order(seed, epoch):
-            time.sleep(0.02)
-            yield index
-
-
-LONG = 600
-
-
-def resume_slowly(folder):
-    """A run that goes on where its checkpoint is, in a process that is going to be killed.
-
-    When it starts it notes from which step; ready to be killed it is once a step is stored.
-    """
-    file, store = folder / "run.safetensors", Keeper.store
-    if file.exists():
-        with safe_open(file, framework="pt") as opened, (folder / "steps").open("a") as steps:
-            print(json.loads(opened.metadata()["untrain"])["step"], file=steps)
-
-    def store_and_say(keeper, run):
-        store(keeper, run)
-        (folder / "ready").touch()
-
-    Keeper.store = store_and_say
-    run(data=Slow(*samples(), 8), steps=LONG, checkpoint=file, checkpoint_every=1, resume=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_kill_minus_nine_at_twenty_random_moments_then_resume_gives_the_same_alphas(tmp_path):
-    kill_in_a_new_process("test_loop", "resume_slowly", tmp_path)
-    steps = (tmp_path / "steps").read_text().split()
-    print("a run killed 20 times, resumed from steps", *steps)
-    assert len(set(steps)) == len(steps) >= 19  # every life came further than the one before
-    resumed, _ = run(steps=LONG, checkpoint=tmp_path / "run.safetensors", resume=True)
-    assert torch.equal(resumed.alphas, run(steps=LONG)[0].alphas)
-
-
-@pytest.mark.parametrize("at", range(3, 9))
-def test_ctrl_c_inside_a_step_loses_no_batch(tmp_path, at, monkeypatch):
-    """At every kind of place in a step: before, in and after the change of the alphas."""
-    file = tmp_path / "run.safetensors"
-    places = [(Run, "_rows"), (Run, "_logits"), (torch.optim.Adam, "step"), (Run, "_record")]
-    for owner, name in places:
-        file.unlink(missing_ok=True)
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, interrupting(getattr(owner, name), at, name == "step"))
-            _, history = run(recipe=SOFT, steps=12, checkpoint=file, checkpoint_every=1)
-            assert history.stopped == f"interrupted at step {at - 1}"
-        resumed, _ = run(recipe=SOFT, steps=12, checkpoint=file, resume=True)
-        assert torch.equal(resumed.alphas, run(recipe=SOFT, steps=12)[0].alphas)
-
-
-SOFT = dataclasses.replace(DISTILL_SOFT, depth=1.0)
-
-
-def interrupting(function, at, after):
-    """The function; its call number ``at`` ends in Ctrl-C, before or after it was done."""
-    calls = []
-
-    def wrapped(*args, **options):
-        calls.append(1)
-        if len(calls) == at and not after:
-            raise KeyboardInterrupt
-        result = function(*args, **options)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return result
-
-    return wrapped
-
-
 def test_a_bad_loss_names_the_step_and_keeps_the_last_good_alphas():
     images, labels = samples()
     batches = [(images[:8], labels[:8]), (images[8:16] * float("nan"), labels[8:16])]
     wf = linear()
-    good, _ = run(data=batches[:1], steps=1)
+    good, _ = untrained(data=batches[:1], steps=1)
     with pytest.raises(FloatingPointError, match=r"the loss is nan at step 1 \(epoch 0, batch 1\)"):
         untrain(wf, batches, recipe=dataclasses.replace(QUICK, schedule="constant"), steps=2)
     soft = torch.where(wf.alphas > 0, 1.0, -1.0)
@@ -312,21 +150,21 @@ def test_a_bad_loss_names_the_step_and_keeps_the_last_good_alphas():
 )
 def test_bad_data_is_refused(data, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        run(data=data)
+        untrained(data=data)
 
 
 def test_the_paper_recipe_refuses_a_batch_of_one_and_images_without_labels():
     images, labels = samples()
     with pytest.raises(ValueError, match="a batch of 1 cannot be split"):
-        run(data=[(images[:1], labels[:1])], recipe=PAPER)
+        untrained(data=[(images[:1], labels[:1])], recipe=PAPER)
     with pytest.raises(ValueError, match="the paper recipe needs labels"):
-        run(data=[images], recipe=PAPER)
+        untrained(data=[images], recipe=PAPER)
 
 
 def test_one_class_is_refused():
     wf = wfilter.apply_weight_filtering(nn.Linear(6, 1), targets="*")
     with pytest.raises(ValueError, match="untraining needs at least 2 classes"):
-        run(wf, data=[(samples()[0], torch.zeros(32).long())])
+        untrained(wf, data=[(samples()[0], torch.zeros(32).long())])
 
 
 def test_a_cosine_schedule_needs_an_end():
@@ -339,8 +177,8 @@ def test_without_labels_the_base_model_chooses_the_row():
     wf = linear()
     with torch.no_grad():
         answers = wf(images).argmax(1)
-    unlabelled, _ = run(data=[images], steps=2)
-    labelled, _ = run(data=[(images, answers)], steps=2)
+    unlabelled, _ = untrained(data=[images], steps=2)
+    labelled, _ = untrained(data=[(images, answers)], steps=2)
     assert torch.equal(unlabelled.alphas, labelled.alphas)
 
 
@@ -355,7 +193,7 @@ def test_multi_label_rows_are_one_of_a_samples_labels():
     images, _ = samples()
     labels = torch.rand(32, 4, generator=torch.Generator().manual_seed(0)) < 0.4
     labels[labels.sum(1) == 0, 0] = True
-    wf, history = run(data=InMemory(images, labels, 8), steps=8)
+    wf, history = untrained(data=InMemory(images, labels, 8), steps=8)
     assert len(history.records) == 8
     assert wf.alphas.isfinite().all()
 
@@ -363,8 +201,8 @@ def test_multi_label_rows_are_one_of_a_samples_labels():
 def test_early_stopping_restores_the_best_alphas():
     images, labels = samples()
     recipe = dataclasses.replace(PAPER, patience=2, evaluations=4)
-    _wf, history = run(data=InMemory(images, labels, 8), val=[(images, labels)], recipe=recipe,
-                      steps=None, epochs=30)  # fmt: skip
+    data, limits = InMemory(images, labels, 8), {"steps": None, "epochs": 30}
+    _, history = untrained(data=data, val=[(images, labels)], recipe=recipe, **limits)
     validations = [r.validation for r in history.records if r.validation is not None]
     assert history.stopped == "no improvement in 2 validations"
     assert len(validations) >= 3
@@ -372,7 +210,7 @@ def test_early_stopping_restores_the_best_alphas():
 
 
 def test_history_is_json():
-    _, history = run(steps=2)
+    _, history = untrained(steps=2)
     facts = json.loads(history.to_json())
     assert facts["recipe"]["name"] == "distill"
     assert len(facts["records"]) == 2
@@ -382,7 +220,9 @@ def test_many_classes_take_row_sparse_gradients():
     wf = wfilter.apply_weight_filtering(nn.Linear(6, 300), targets="*")
     images, labels = samples(classes=300)
     before = wf.alphas.detach().clone()
-    run(wf, data=InMemory(images, labels, 8), recipe=dataclasses.replace(DISTILL_SOFT), steps=1)
+    untrained(
+        wf, data=InMemory(images, labels, 8), recipe=dataclasses.replace(DISTILL_SOFT), steps=1
+    )
     assert wf.sparse
     touched = (wf.alphas != before).any(1).sum()
     assert 0 < touched <= 8 * DISTILL_SOFT.expansion
@@ -394,7 +234,7 @@ ALL_OWN = dataclasses.replace(DISTILL_SOFT, forget_share=1.0)  # as many pairs o
 def two_ranks(rank, port, recipe, classes, out):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    wf, _ = run(linear(classes), recipe=recipe, steps=4)
+    wf, _ = untrained(linear(classes), recipe=recipe, steps=4)
     if rank == 0:
         torch.save(wf.alphas.detach(), out)
     torch.distributed.barrier()
@@ -413,19 +253,19 @@ def two_ranks(rank, port, recipe, classes, out):
 def test_two_processes_give_the_result_of_one(tmp_path, recipe, classes):
     out, port = tmp_path / "alphas.pt", 20000 + os.getpid() % 20000
     mp.spawn(two_ranks, (port, recipe, classes, str(out)), nprocs=2)
-    alone, _ = run(linear(classes), recipe=recipe, steps=4)
+    alone, _ = untrained(linear(classes), recipe=recipe, steps=4)
     torch.testing.assert_close(torch.load(out), alone.alphas.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_untraining_inside_forgetting_is_refused():
     wf = linear()
     with wf.forgetting(1), pytest.raises(RuntimeError, match="untrain inside a forgetting block"):
-        run(wf)
+        untrained(wf)
 
 
 def test_time_is_recorded():
     began = time.perf_counter()
-    _, history = run(steps=2)
+    _, history = untrained(steps=2)
     assert 0 < history.seconds <= time.perf_counter() - began
 
 
@@ -433,16 +273,6 @@ def test_train_that_is_no_iterable_is_refused():
     wf = wfilter.apply_weight_filtering(torch.nn.Linear(4, 3), targets="weight")
     with pytest.raises(TypeError, match="train is of type int, not batches"):
         wfilter.untrain(wf, 3)
-
-
-@pytest.mark.parametrize("recipe", [QUICK, PAPER], ids=lambda r: r.name)
-def test_resuming_a_finished_run_changes_nothing(recipe, tmp_path):
-    options = {"recipe": recipe, "steps": 6, "checkpoint": tmp_path / "a", "checkpoint_every": 3}
-    first, _ = run(**options)
-    again, history = run(**options, resume=True)
-    assert torch.equal(first.alphas, again.alphas)
-    assert len(history.records) == 6
-    assert history.stopped == "6 steps"
 
 
 @pytest.mark.parametrize(("blend", "kept"), [(0.5, 0), (0.0, 32)])
