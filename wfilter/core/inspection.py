@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from wfilter.core.gates import slices
 from wfilter.core.layouts import Layout, possible_layouts
 from wfilter.core.marking import InspectMode, MarkMode
-from wfilter.core.outputs import Inputs, batch_axes, logits_of, take_apart
+from wfilter.core.outputs import Inputs, Key, batch_axes, logits_of, take_apart
 from wfilter.core.rules import Site
 from wfilter.core.state import kept
 from wfilter.core.targets import Target
@@ -49,7 +49,7 @@ class Inspection:
     output depends on the others; ``classes`` is the number of logits, if they have their own axis.
     """
 
-    key: object
+    key: Key
     findings: tuple[Finding, ...]
     axes: tuple[int | None, ...]
     mixes: bool

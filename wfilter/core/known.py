@@ -10,7 +10,7 @@ from torch import nn
 from wfilter.core.forgetting import running
 from wfilter.core.head import Head, find_head
 from wfilter.core.inspection import Inspection, Owned
-from wfilter.core.outputs import Inputs
+from wfilter.core.outputs import Inputs, Key
 
 # An inspection, the targets pinned open, and the sites found for both.
 KeptSites = tuple[Inspection, frozenset[int], tuple[Owned, ...]]
@@ -28,7 +28,7 @@ class Known:
         self.latest = inspection
         self.sites: KeptSites | None = None
         self._inspections = {inspection.key: inspection}
-        self._heads: dict[object, Head] = {}
+        self._heads: dict[Key, Head] = {}
 
     def remember(self, inspection: Inspection) -> None:
         """In place: use this inspection for inputs of its shape."""

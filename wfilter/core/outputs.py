@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+# The size of an image, and of each other input its name and what can change a model's way.
+Key = tuple[tuple[int, ...], tuple[tuple[str, str], ...]]
+
 # Names under which models keep their logits, likeliest first.
 _NAMES = ("logits", "output", "out", "pred", "predictions", "scores")
 
@@ -35,10 +38,9 @@ class Inputs(NamedTuple):
         return model(**{self.keyword: self.images}, **self.others)
 
     @property
-    def key(self) -> object:
-        """Equal for inputs that take the same way through a model: sizes, and what else is on."""
-        sizes = tuple(self.images.shape[1:])
-        return (sizes, self._other_keys()) if self.others else sizes
+    def key(self) -> Key:
+        """Equal for inputs that take the same way through a model: sizes, and other inputs."""
+        return tuple(self.images.shape[1:]), self._other_keys() if self.others else ()
 
     def _other_keys(self) -> tuple[tuple[str, str], ...]:
         own = self.per_sample()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wfilter.core.filters import is_marked
 from wfilter.core.forget import Rows
 from wfilter.core.gates import HARD, readable
-from wfilter.core.outputs import Inputs
+from wfilter.core.outputs import Inputs, Key
 
 _is_training = attrgetter("training")
 
@@ -40,10 +40,10 @@ def refuse_training(parts: Iterable[nn.Module]) -> None:
             )
 
 
-def refuse_single_image(known: object, inputs: Inputs) -> None:
+def refuse_single_image(known: Key, inputs: Inputs) -> None:
     """Stop at images without a batch axis, where the model took a batch of such images before."""
-    sizes = known[0] if isinstance(known, tuple) and isinstance(known[0], tuple) else known
-    if tuple(inputs.images.shape) == sizes:
+    size, _ = known
+    if tuple(inputs.images.shape) == size:
         raise ValueError(
             f"the images have shape {tuple(inputs.images.shape)}, that of a single one. Pass a "
             "batch: image[None]."
