@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from wfilter.core.messages import first_line
+from wfilter.core.messages import first_few, first_line
 from wfilter.data import hugging
 from wfilter.data.backbones import BACKBONES, InputFormat
 from wfilter.data.formats import cache_folder, data_root
@@ -139,7 +139,8 @@ def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
     if lacking or foreign:
         raise ValueError(
             f"{path} does not fit {type(model).__name__}.\n"
-            f"Only in the model: {_some(lacking)}\nOnly in the file: {_some(foreign)}\n"
+            f"Only in the model: {first_few(lacking, 3) or 'nothing'}\n"
+            f"Only in the file: {first_few(foreign, 3) or 'nothing'}\n"
             "Load it into the model it was saved from."
         )
     for name, tensor in wanted.items():
@@ -307,11 +308,6 @@ def _without_source(spec: str) -> str:
         f"model={spec!r} lacks its source. Write timm:{spec}, torchvision:{spec}, "
         f"transformers:{spec}, wfilter:NAME or package.module:function."
     )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (", ".join(names[:3]) or "nothing") + more
 
 
 _OLD_NAMES = {"InputFacts": "InputFormat", "input_facts": "input_format"}

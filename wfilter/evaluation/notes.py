@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from wfilter.core.messages import first_few
+
 if TYPE_CHECKING:
     from wfilter.evaluation.report import Report
 
@@ -90,4 +92,4 @@ def _destinations(report: Report, shares: Mapping[int, float]) -> str:
 def listed(classes: tuple[int, ...], class_names: tuple[str, ...] | None) -> str:
     """Names of up to twenty classes, and how many more there are."""
     names = [str(row) if class_names is None else class_names[row] for row in classes]
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return first_few(names, 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from wfilter import explain, plots
+from wfilter.core.messages import first_few
 from wfilter.page import html
 from wfilter.page.maker import Maker, percent
 
@@ -91,8 +92,7 @@ def _also_closed(make: Maker, row: int, layer: str, unit: int) -> str:
     others = [make.names[r] for r in (gates < explain.CLOSED).nonzero()[:, 0].tolist() if r != row]
     if not others:
         return "closed for this class alone"
-    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
-    return f"closed also for {', '.join(others[:4])}{more}"
+    return f"closed also for {first_few(others, 4)}"
 
 
 def _heads(make: Maker, row: int) -> list[str]:

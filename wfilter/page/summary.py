@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from html import escape
 
 from wfilter import explain, metrics, plots
+from wfilter.core.messages import first_few
 from wfilter.page import html
 from wfilter.page.maker import Maker, percent
 
@@ -81,9 +82,8 @@ def _sentence(make: Maker) -> str:
     known = sorted((row for row in scores if scores[row] > KNOWN), key=lambda row: -scores[row])
     if not known:
         return text
-    named = ", ".join(f"{escape(make.names[row])} ({percent(scores[row])})" for row in known[:5])
-    more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-    return f"{text} <strong>Still known: {named}{more}.</strong>"
+    named = [f"{escape(make.names[row])} ({percent(scores[row])})" for row in known]
+    return f"{text} <strong>Still known: {first_few(named, 5)}.</strong>"
 
 
 def _numbers(make: Maker) -> str:
