@@ -22,10 +22,11 @@ from wfilter.data.batches import InMemory
 from wfilter.metrics import Budget
 from wfilter.untraining.auto import AutoRun
 from wfilter.untraining.history import Ended, History
-from wfilter.untraining.instant import Instant
+from wfilter.untraining.instant import Instant, imagined_features
 from wfilter.untraining.judging import Judgement, Sets, judge, verdict
 from wfilter.untraining.objectives import Auto
 from wfilter.untraining.recipes import AUTO
+from wfilter.untraining.reroute import plain_head
 from wfilter.untraining.rounds import PAIRS
 from wfilter.untraining.sample import Sample, take_sample
 from wfilter.untraining.stages import EXPANSION, Outline, Stage, choose_stages
@@ -475,3 +476,47 @@ def test_what_is_no_batches_is_refused_with_what_to_give_instead():
         wfilter.untrain(wf, TensorDataset(x, y))
     with pytest.raises(TypeError, match=r"images are of type ndarray. Give torch.as_tensor"):
         InMemory(x.numpy(), y.numpy())
+
+
+def test_a_class_without_images_keeps_no_other_from_its_feature_row_and_is_named():
+    x, labels = digits.data()[0]
+    some = labels != 9
+    wf = wfilter.apply_weight_filtering(
+        copy.deepcopy(plain_cnn()), example_input=torch.zeros(1, 1, 8, 8)
+    )
+    recipe = dataclasses.replace(AUTO, stages="reroute")
+    history = wfilter.untrain(wf, InMemory(x[some], labels[some]), recipe=recipe)
+    retain, forget, base = accuracies(wf, *digits.data()[1])
+    assert forget.worst == 0
+    assert retain.mean >= base - 0.005
+    assert history.verdict.startswith("Every row with images met the bar")
+    assert history.verdict.endswith("Not judged, for want of images: 9.")
+    assert history.ended is Ended.NOT_MET
+    assert 9 not in history.rows
+
+
+def sample_of(images: torch.Tensor, labels: torch.Tensor) -> Sample:
+    return Sample(images.__getitem__, labels, None, torch.ones(len(labels), dtype=torch.bool))
+
+
+def test_features_imagined_for_a_class_without_images_are_answered_as_it():
+    wf, _ = by_default()
+    instant = Instant.look(
+        wf, sample_of(*digits.data()[0]), plain_head(wf, torch.zeros(1, 1, 8, 8))
+    )
+    rows = instant.sample.rows
+    for bare in range(10):
+        known = rows != bare
+        imagined = imagined_features(instant.features[known], rows[known], bare, instant.head)
+        assert (instant.head(imagined).argmax(1) == bare).float().mean() > 0.8
+
+
+def test_rows_are_judged_by_the_images_they_learn_from_where_none_is_held_out():
+    x, y = samples()
+    keep = (y != 3) | (y.eq(3).cumsum(0) <= 3)
+    sample = take_sample(linear(), InMemory(x[keep], y[keep]), None, 99, 0.2, 0)
+    assert set(sample.rows[sample.held].tolist()) == {0, 1, 2}
+    assert int((sample.rows[sample.judged] == 3).sum()) == 3
+    history = wfilter.untrain(linear(), InMemory(x[keep], y[keep]), recipe=SHORT)
+    assert set(history.rows) == {0, 1, 2, 3}
+    assert any("1 classes have none there" in choice for choice in history.choices)

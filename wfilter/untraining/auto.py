@@ -71,18 +71,19 @@ class AutoRun(Rounds):
         bare = (counts == 0).nonzero()[:, 0].tolist()
         if bare:
             self.history.choices.append(
-                f"no image of {len(bare)} classes, such as {self._name(bare[0])}: their rows learn "
-                "from other classes' images alone"
+                f"no image of {len(bare)} classes, such as {self._name(bare[0])}: their rows come "
+                "from other classes' images alone and are not judged"
             )
 
     def _about_sample(self, counts: Tensor) -> str:
-        held = int(self.sample.held.sum())
+        held, also = self.sample.held, self.sample.judged & ~self.sample.held
         text = f"{len(self.sample)} images, {int(counts.min())} to {int(counts.max())} of a class"
-        if self.val is not None:
-            return f"{text}; judged on the {held} of val"
-        if held:
-            return f"{text}; judged on {held} that no step sees"
-        return f"{text}: too few to hold any out, so rows are judged on the images they learn from"
+        if not bool(held.any()):
+            return f"{text}: too few to hold any out, so rows are judged on those they learn from"
+        where = "of val" if self.val is not None else "that no step sees"
+        text = f"{text}; judged on {int(held.sum())} {where}"
+        few = len(torch.unique(self.sample.rows[also]))
+        return f"{text}; {few} classes have none there: on those they learn from" if few else text
 
     def _name(self, row: int) -> str:
         return str(row) if self.wf.class_names is None else self.wf.class_names[row]
@@ -140,7 +141,7 @@ class AutoRun(Rounds):
         self.best_loss = score
         self.more["champion"] = self.wf.alphas.detach().clone()
         self.more["champion_stage"] = torch.tensor(self.epoch)
-        self.more["champion_met"] = torch.tensor(met)
+        self.more["champion_met"] = torch.tensor(met and not judgement.unjudged)
         self.history.rows = judgement.rows()
         means = "feature rows (all gates open)" if self.stage.gates == "reroute" else "gates"
         self.history.verdict = verdict(judgement, self.recipe, self._name, means, self._advice())

@@ -49,10 +49,10 @@ def place_for_rows(wf: FilteredModel, sample: Sample) -> tuple[PlainHead | None,
     counts = torch.bincount(sample.rows[_fitted(sample)], minlength=wf.num_classes)
     if sample.labels is not None:
         return None, "images have several labels"
-    if bool((counts == 0).any()):
-        return None, f"{int((counts == 0).sum())} classes have no image"
+    if int((counts > 0).sum()) < 2:
+        return None, "all images are of one class"
     if not bool((counts > 1).any()):
-        return None, "there is one image of each class"
+        return None, "there is no second image of any class"
     try:
         return plain_head(wf, sample.read(torch.arange(1))), ""
     except ValueError:
@@ -62,6 +62,32 @@ def place_for_rows(wf: FilteredModel, sample: Sample) -> tuple[PlainHead | None,
 def _fitted(sample: Sample) -> Tensor:
     """Which images rows are made from: those that are not held out, or all where all are."""
     return sample.held if bool(sample.held.all()) else ~sample.held
+
+
+IMAGINED = 256  # features for a class without images
+
+
+def imagined_features(features: Tensor, rows: Tensor, bare: int, head: PlainHead) -> Tensor:
+    """Features as a class without images may have them, ``(count, width)``.
+
+    Their mean is the likeliest one, by the mean and the covariance of all features, to which the
+    head gives the logits that it gives other classes on their images; around it they spread as the
+    other classes do.
+    """
+    logits = head(features).double()
+    known = torch.unique(rows[rows != bare])
+    own = rows[:, None] == torch.arange(logits.shape[1])
+    wanted = torch.stack([column[~mine].mean() for column, mine in zip(logits.T, own.T)])
+    wanted[bare] = logits[own].mean()
+    h, weight = features.double(), head.weight.double()
+    centre, covariance = h.mean(0), torch.cov(h.T, correction=0)
+    seen = weight @ covariance @ weight.T
+    seen += 1e-3 * seen.diagonal().mean() * torch.eye(len(seen))
+    gain = torch.linalg.lstsq(seen, (wanted - logits.mean(0)).unsqueeze(1)).solution[:, 0]
+    mean = centre + covariance @ weight.T @ gain
+    means = {row: h[rows == row].mean(0) for row in known.tolist()}
+    some = torch.linspace(0, len(h) - 1, min(len(h), IMAGINED)).long()
+    return torch.stack([mean + h[i] - means[int(rows[i])] for i in some]).float()
 
 
 @dataclass
@@ -94,10 +120,14 @@ class Instant:
         return self.head(self.features)
 
     def rows(self) -> FeatureRows:
-        """From the images that are not held out."""
+        """From the images that are not held out; of classes without any, from what the head says."""
         fit = _fitted(self.sample)
+        features, rows = self.features[fit], self.sample.rows[fit]
         statistics = FeatureStatistics(self.wf.num_classes, self.head.width)
-        statistics.add(self.features[fit], self.sample.rows[fit])
+        statistics.add(features, rows)
+        for bare in (statistics.counts == 0).nonzero()[:, 0].tolist():
+            imagined = imagined_features(features, rows, bare, self.head)
+            statistics.add(imagined, torch.full((len(imagined),), bare))
         return fit_rows(statistics, rank=REROUTE.rank, prior=REROUTE.prior, head=self.head.name)
 
     def answer(self, rows: FeatureRows) -> Answer:

@@ -103,8 +103,13 @@ class Judgement:
             slow |= {r for r, value in loss.items() if value > bar.bar_retain}
         return sorted(slow)
 
+    @property
+    def unjudged(self) -> list[int]:
+        """The rows of classes without an image to judge them by."""
+        return [row for row in range(self.classes) if row not in self.forget]
+
     def is_met(self, bar: Auto) -> bool:
-        """Whether every row and the random sets meet the bar."""
+        """Whether every row that was judged and the random sets meet the bar."""
         return not self.lagging(bar) and (self.sets is None or not self.sets.short_by(bar))
 
     def scores(self, bar: Auto) -> Tensor:
@@ -141,7 +146,7 @@ def _mean(by_row: dict[int, float]) -> float:
 
 @torch.no_grad()
 def judge(answer: Answer, sample: Sample, base: Tensor, classes: int, seed: int) -> Judgement:
-    """Ask about the held-out images, or all where none is: the same questions for a seed.
+    """Ask about the images that rows are judged by: the same questions for a seed.
 
     Args:
         answer: Gives the logits that are judged.
@@ -150,8 +155,7 @@ def judge(answer: Answer, sample: Sample, base: Tensor, classes: int, seed: int)
         classes: How many rows there are.
         seed: Draws rows, sets and blends.
     """
-    held = sample.held if bool(sample.held.any()) else torch.ones_like(sample.held)
-    index = held.nonzero()[:, 0]
+    index = sample.judged.nonzero()[:, 0]
     rows = sample.rows[index]
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(len(index), classes, generator=generator)
@@ -242,9 +246,14 @@ def verdict(
         means: What forgets: gates or feature rows.
         advice: What to try where rows fall short.
     """
-    lagging = judgement.lagging(bar)
+    lagging, bare = judgement.lagging(bar), judgement.unjudged
+    unknown = ""
+    if bare:
+        listed = f"{', '.join(map(name, bare[:10]))}{', ...' if len(bare) > 10 else ''}"
+        unknown = f" Not judged, for want of images: {listed}."
     if judgement.is_met(bar):
-        return f"Every row met the bar, by {means}: {judgement.figures()}."
+        which = "Every row with images" if bare else "Every row"
+        return f"{which} met the bar, by {means}: {judgement.figures()}.{unknown}"
     known = sorted((r for r in lagging if judgement.forget.get(r, 0) > bar.bar_forget),
                    key=lambda r: -judgement.forget[r])  # fmt: skip
     losing, losses = [r for r in lagging if r not in known], judgement.losses()
@@ -259,5 +268,5 @@ def verdict(
         parts.append("sets of several classes lose more than their rows may together")
     return (
         f"{len(lagging)} of {judgement.classes} rows fall short with {means}: {'; '.join(parts)}. "
-        f"{judgement.figures()}. Try {advice}."
+        f"{judgement.figures()}. Try {advice}.{unknown}"
     )

@@ -35,6 +35,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def judged(self) -> Tensor:
+        """Bool ``(count,)``: held-out images, and all of the classes of which none is held out."""
+        return self.held | ~torch.isin(self.rows, self.rows[self.held])
+
 
 def take_sample(
     wf: FilteredModel,
