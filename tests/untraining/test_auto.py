@@ -501,14 +501,13 @@ def sample_of(images: torch.Tensor, labels: torch.Tensor) -> Sample:
 
 def test_features_imagined_for_a_class_without_images_are_answered_as_it():
     wf, _ = by_default()
-    instant = Instant.look(
-        wf, sample_of(*digits.data()[0]), plain_head(wf, torch.zeros(1, 1, 8, 8))
-    )
+    head = plain_head(wf, torch.zeros(1, 1, 8, 8))
+    instant = Instant.look(wf, sample_of(*digits.data()[0]), head)
     rows = instant.sample.rows
     for bare in range(10):
         known = rows != bare
-        imagined = imagined_features(instant.features[known], rows[known], bare, instant.head)
-        assert (instant.head(imagined).argmax(1) == bare).float().mean() > 0.8
+        imagined = imagined_features(instant.features[known], rows[known], bare, head)
+        assert (head(imagined).argmax(1) == bare).float().mean() > 0.8
 
 
 def test_rows_are_judged_by_the_images_they_learn_from_where_none_is_held_out():

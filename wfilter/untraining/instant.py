@@ -52,7 +52,7 @@ def place_for_rows(wf: FilteredModel, sample: Sample) -> tuple[PlainHead | None,
     if int((counts > 0).sum()) < 2:
         return None, "all images are of one class"
     if not bool((counts > 1).any()):
-        return None, "there is no second image of any class"
+        return None, "there is at most one image of each class"
     try:
         return plain_head(wf, sample.read(torch.arange(1))), ""
     except ValueError:
@@ -120,7 +120,7 @@ class Instant:
         return self.head(self.features)
 
     def rows(self) -> FeatureRows:
-        """From the images that are not held out; of classes without any, from what the head says."""
+        """From images that are not held out; of classes without any, from what the head says."""
         fit = _fitted(self.sample)
         features, rows = self.features[fit], self.sample.rows[fit]
         statistics = FeatureStatistics(self.wf.num_classes, self.head.width)
