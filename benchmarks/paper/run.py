@@ -166,7 +166,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(args.seed)
     model, inputs = original(args)
     base = fingerprint(model)[:16]
-    refuse_another_original(args, base)
+    own = refuse_another_original(args, base)
     train, test = (
         data.load(args.dataset, split, args.root, **inputs) for split in ("train", "test")
     )
@@ -187,7 +187,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.relearn_epochs:
         some = dataclasses.replace(method, classes=tuple(args.relearn_rows or method.classes))
         parts.append(report_on(some, problem, ["relearn"]))
-    return {
+    before = {"original": 100 * test_accuracy(model, test)} if own else {}
+    return before | {
         "dataset": args.dataset,
         "backbone": args.backbone,
         "method": args.method,
@@ -203,11 +204,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def refuse_another_original(args: argparse.Namespace, base: str) -> None:
-    """A line that starts from other weights than the table's original would be left out of it."""
+@torch.inference_mode()
+def test_accuracy(model: nn.Module, test: data.ImageSet) -> float:
+    logits = torch.cat([model(images) for images, _ in data.batches(test, 100)])
+    return wfilter.metrics.accuracy(logits, test.labels)
+
+
+def refuse_another_original(args: argparse.Namespace, base: str) -> bool:
+    """Whether a line starts from other weights than the table's original.
+
+    The default's may, and tell the accuracy; others would be left out of the table.
+    """
     key = (args.dataset, args.backbone, "original", args.seed)
     told = {key_of(line): line.get("base", base) for line in read_lines(args.out)}.get(key, base)
-    if args.method != "original" and not args.quick and told != base:
+    if args.method not in ("original", "auto") and not args.quick and told != base:
         raise SystemExit(
             f"The {args.backbone} of {args.originals} is not the one whose accuracy is in "
             f"{args.out}.\nMeasure it first: --method original --again, and then all methods again."

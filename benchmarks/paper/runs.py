@@ -10,7 +10,7 @@ from typing import Any
 
 import wfilter
 from common import read_lines
-from paper.numbers import FILTERED
+from paper.numbers import FILTERED, PAPER
 from wfilter.metrics.relearn import CAP
 from wfilter.untraining.recipes import PAPER as PAPER_RECIPE
 
@@ -26,6 +26,7 @@ class Run:
         epochs: Of relearning, for each row measured; ``None``: not within the cap.
         by_alphas: The same where only the row's alphas are trained, not the baked weights.
         few: Test images behind everything but the accuracies.
+        original: Accuracy of the network it started from, where that is not the table's.
     """
 
     dataset: str
@@ -39,6 +40,7 @@ class Run:
     cap: float = CAP
     few: int | None = None
     by_alphas: tuple[float | None, ...] = ()
+    original: float | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -54,14 +56,18 @@ def read_runs(path: Path) -> list[Run]:
     """Of the lines with the same key the last; the files of other scripts have their say.
 
     Accuracies on more test images come from ``untraining.jsonl``, ImageNet's runs from
-    ``imagenet.jsonl``. Retrained models start from no original, so their lines outlive it, but for
-    relearning: that ends where the original's accuracy is back.
+    ``imagenet.jsonl``, the default's where ``paper.jsonl`` has none from ``auto.jsonl``. Lines of
+    the default may tell the accuracy of a network of their own. Retrained models start from no
+    original, so their lines outlive it, but for relearning: that ends where the original's accuracy
+    is back.
     """
     lines = {key_of(line): line for line in read_lines(path)}
     runs = {}
     for key, line in lines.items():
         if is_of_original(line, lines):
             runs[key] = run_of(line)
+        elif "original" in line:
+            runs[key] = replace(run_of(line), original=line["original"])
         elif line["method"] == "retrained":
             runs[key] = replace(run_of(line), epochs=(), by_alphas=())
     for run in untraining_runs(read_lines(path.with_name("untraining.jsonl")), runs):
@@ -71,10 +77,12 @@ def read_runs(path: Path) -> list[Run]:
         elif (runs[key].test_images or 0) < (run.test_images or 0):
             numbers = {**runs[key].numbers, **run.numbers}
             runs[key] = replace(runs[key], numbers=numbers, test_images=run.test_images)
+    defaults = read_lines(path.with_name("auto.jsonl"))
+    known = {run.key for run in runs.values()}
+    runs |= {(*run.key, run.seed): run for run in default_runs(defaults) if run.key not in known}
     original, filtered = imagenet_runs(
-        [*default_lines(read_lines(path.with_name("auto.jsonl"))),
-         *read_lines(path.with_name("imagenet.jsonl"))]
-    )  # fmt: skip
+        [*default_lines(defaults), *read_lines(path.with_name("imagenet.jsonl"))]
+    )
     taken = {run.key for run in filtered}
     kept = [run for run in runs.values() if run.key not in taken]
     known = {run.key for run in kept}
@@ -84,7 +92,7 @@ def read_runs(path: Path) -> list[Run]:
 def read_latest(path: Path) -> list[dict[str, Any]]:
     """Of the lines with the same key the last, if it starts from the weights of the original."""
     lines = {key_of(line): line for line in read_lines(path)}
-    return [line for line in lines.values() if is_of_original(line, lines)]
+    return [x for x in lines.values() if "original" in x or is_of_original(x, lines)]
 
 
 def is_of_original(line: Mapping[str, Any], lines: Mapping[tuple[str, str, str, int], Any]) -> bool:
@@ -165,6 +173,20 @@ def imagenet_runs(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Run], list[R
             original = [run for run in original if run.key not in {k.key for k in known}] + known
         filtered += ours
     return original, filtered
+
+
+def default_runs(lines: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """Accuracies of the default by ``auto.py``, on networks that it names by their accuracy."""
+    latest = {(line["problem"], line["seed"]): line for line in lines}
+    runs = []
+    for (problem, seed), line in latest.items():
+        backbone, _, dataset = problem.partition("-")
+        dataset = {"cifar": "cifar10"}.get(dataset, dataset)
+        if (dataset, backbone, "original") in PAPER and dataset != "imagenet":
+            numbers = {"Acc_r": line["acc_r"], "Acc_f": line["acc_f"]}
+            facts = (seed, 10, line["test_images"], numbers)
+            runs.append(Run(dataset, backbone, "auto", *facts, original=line["original"]))
+    return runs
 
 
 def default_lines(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

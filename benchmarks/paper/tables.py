@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import statistics
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,10 +36,11 @@ def table1(runs: Sequence[Run]) -> str:
         "# Acc_r, Acc_f, ZRF and relearn time: the paper's and ours",
         "",
         "Rebuilt by `python benchmarks/paper --tables` from `paper.jsonl`, `untraining.jsonl` "
-        "(accuracies on more test images) and `imagenet.jsonl`, which have the command, seed, "
-        "commit and environment of every line. Rows, seeds and test images are those of the "
-        "accuracies; ZRF and relearning are of seed 0 and fewer images (`few` in table2.md), "
-        "ImageNet's ZRF of all. Ours "
+        "(accuracies on more test images), `imagenet.jsonl` and `auto.jsonl`, which have the "
+        "command, seed, commit and environment of every line. A row that says `from` starts from "
+        "another network than the backbone's other rows, of that accuracy. Rows, seeds and test "
+        "images are those of the accuracies; ZRF and relearning are of seed 0 and fewer images "
+        "(`few` in table2.md), ImageNet's ZRF of all. Ours "
         f"under `distill`: {OURS} Accuracies and ZRF in "
         "per cent, ± the standard deviation over seeds; relearn epochs of the baked model's "
         "weights, classes that never came back in brackets, of ten unless it says of how many, and "
@@ -62,6 +64,8 @@ def table1(runs: Sequence[Run]) -> str:
         found = of(runs, *key)
         theirs = " / ".join(map(str, PAPER.get(key, ()))) or "-"
         ours = " / ".join(shown(found, column) for column in COLUMNS)
+        before = [run.original for run in found if run.original is not None]
+        ours += f" (from {statistics.mean(before):.2f})" if before else ""
         mine = ours if found else f"- ({why_not(*key)})"
         rows.append(f"| {' | '.join(key)} | {theirs} | {mine} | {counts(found)} |")
     return "\n".join([*rows, "", *behind(runs, COLUMNS), "", *beyond(), ""])
@@ -141,8 +145,9 @@ def curves(runs: Sequence[Run]) -> str:
 
 
 def default_or_fixed(runs: Sequence[Run], dataset: str, backbone: str) -> list[Run]:
-    """Of the default recipe; of `distill` where the default was not run."""
-    found = (of(runs, dataset, backbone, method) for method in ("auto", "distill"))
+    """Of the default recipe; of `distill` where the default was not run on the same network."""
+    same = [run for run in runs if run.original is None]
+    found = (of(same, dataset, backbone, method) for method in ("auto", "distill"))
     return next(filter(None, found), [])
 
 

@@ -293,6 +293,23 @@ def test_a_page_without_the_markers_is_refused(page):
         paper_tables.with_tables(page, [])
 
 
+def test_the_default_on_a_network_of_its_own_has_its_cell_with_that_networks_accuracy(tmp_path):
+    file = tmp_path / "paper.jsonl"
+    lines = [line(method=name, base="a") for name in ("original", "distill")]
+    lines += [line(method=name, base="b", original=87.5) for name in ("auto",)]
+    file.write_text("".join(json.dumps(stored) + "\n" for stored in lines))
+    told = {"problem": "vgg16-cifar", "seed": 0, "acc_r": 91.0, "acc_f": 0.0, "original": 90.0}
+    (tmp_path / "auto.jsonl").write_text(json.dumps({**told, "test_images": 500}) + "\n")
+    made = paper_runs.read_runs(file)
+    table = paper_tables.table1(made)
+    assert cells(table, "cifar10", "resnet18", "auto")[1].endswith("(from 87.50)")
+    assert "from" not in cells(table, "cifar10", "resnet18", "distill")[1]
+    ours, count = cells(table, "cifar10", "vgg16", "auto")[1:]
+    assert (ours, count) == ("91.00 / 0.00 / - / - (from 90.00)", "10, 1, 500")
+    assert "87.5" not in paper_tables.accuracies(made)  # pages have one original for a backbone
+    assert "91.0" not in paper_tables.accuracies(made)
+
+
 def relearning(epochs, cap, **changes):
     """A stored line of relearn times alone, one for each class."""
     problem = Problem(torch.nn.Identity(), [], None, (0,), 10, Budget(relearn_epochs=cap))
