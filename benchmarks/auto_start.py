@@ -41,6 +41,7 @@ def start_solved(run: AutoRun) -> None:
         pass
     with torch.no_grad():
         run.wf.alphas.clamp_(-start, start)
+    run.wf.pin_open(run.pinned)
 
 
 def run(name: str, stage: str, begins: str, seed: int) -> dict[str, Any]:
@@ -82,7 +83,10 @@ def table() -> str:
         "training images, CPU seconds.\n\n| problem, stage, seed | start | "
         f"{' | '.join(f'{mark} steps' for mark in MARKS)} |\n|---|---|{len(MARKS) * '---|'}\n"
     )
-    for line in read_lines(FILE):
+    latest = {
+        tuple(x[k] for k in ("problem", "stage", "seed", "start")): x for x in read_lines(FILE)
+    }
+    for line in latest.values():
         cells = [f"{m['score']:.1f}: {m['acc_r']:.1f} / {m['acc_f']:.1f}, {m['seconds']:.1f} s"
                  for m in line["marks"]]  # fmt: skip
         text += f"| {line['problem']}, {line['stage']}, {line['seed']} | {line['start']} | "
