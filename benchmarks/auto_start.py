@@ -96,10 +96,12 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problem", choices=NETWORKS, nargs="+", default=NETWORKS)
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--table", action="store_true", help="only rebuild the table")
     args = parser.parse_args()
-    chosen = () if args.table else [(n, s, k) for k in args.seed for n in NETWORKS for s in STAGES]
+    asked = [(n, s, k) for k in args.seed for n in args.problem for s in STAGES]
+    chosen = () if args.table else asked
     for name, stage, seed in chosen:
         for begins in ("open", "solved"):
             append_line(FILE, run(name, stage, begins, seed))

@@ -459,6 +459,7 @@ def test_one_class_bad_labels_and_no_images_are_refused():
     for labels, message in (
         (y[:, None], r"labels have shape \(32, 1\)"),
         (y + 0.5, "is no whole number"),
+        (0.7 * nn.functional.one_hot(y, 4) + 0.1, r"shares of classes.*labels.argmax\(1\)"),
         (y + 9, "is outside 0..3"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -31,17 +31,18 @@ def rows_of(
     """
     if labels is None:
         return base.argmax(1).cpu()
+    if labels.is_floating_point() and bool((labels != labels.round()).any()):
+        raise ValueError(
+            f"label {float(labels[labels != labels.round()][0])} is no whole number. Give int64 "
+            "classes (batch,), or bool (batch, num_classes) where samples have several; of shares "
+            "of classes, as mixed images have them, labels.argmax(1)."
+        )
     if labels.ndim == 2:
         _refuse_wrong_width(labels, num_classes)
         chosen = torch.rand(labels.shape, generator=generator) * (labels.cpu() > 0)
         if bool((chosen.amax(1) == 0).any()):
             raise ValueError("a multi-label sample has no label at all; leave such samples out.")
         return chosen.argmax(1)
-    if labels.is_floating_point() and bool((labels != labels.round()).any()):
-        raise ValueError(
-            f"label {float(labels[labels != labels.round()][0])} is no whole number. Give int64 "
-            "classes (batch,), or bool (batch, num_classes) where samples have several."
-        )
     labels = labels.cpu().long()
     outside = (labels < 0) | (labels >= num_classes)
     if bool(outside.any()):
