@@ -42,8 +42,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """One more JSON line at the end of a file, which need not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    with path.open("ab", buffering=0) as file:  # one write: a second run may add lines, too
+        file.write(json.dumps(line).encode() + b"\n")
 
 
 def add_table(parser: argparse.ArgumentParser, file: Path) -> None:

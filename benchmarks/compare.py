@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wfilter
+from common import append_line, read_lines
 from compare_settings import DEFAULTS, MODELS, SETTINGS, TITLES, UNTRAINED
 from wfilter import baselines, data, zoo
 from wfilter.evaluation.report import Report
@@ -255,11 +256,11 @@ class Work:
 
     def read_lines(self) -> dict[str, Report]:
         """Lines measured with these settings."""
-        if not self.args.lines.exists():
-            return {}
-        found = [json.loads(line) for line in self.args.lines.read_text().splitlines()]
-        kept = [line for line in found if line["settings"] == self.settings_of(line["key"])]
-        return {line["key"]: Report.from_json(json.dumps(line["report"])) for line in kept}
+        return {
+            line["key"]: Report.from_json(json.dumps(line["report"]))
+            for line in read_lines(self.args.lines)
+            if line["settings"] == self.settings_of(line["key"])
+        }
 
     def settings_of(self, key: str) -> dict[str, Any]:
         """What must be the same for a line to be used again."""
@@ -270,9 +271,7 @@ class Work:
         self.lines[key] = report
         settings = self.settings_of(key)
         line = {"key": key, "settings": settings, "report": json.loads(report.to_json())}
-        self.args.lines.parent.mkdir(parents=True, exist_ok=True)
-        with self.args.lines.open("ab", buffering=0) as log:  # one write: a second run may add too
-            log.write(json.dumps(line).encode() + b"\n")
+        append_line(self.args.lines, line)
 
     def write_table(self) -> None:
         if self.args.rivals_only:

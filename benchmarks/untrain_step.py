@@ -10,9 +10,7 @@ Interleaved rounds, ratios within one run.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import wfilter
-from common import RESULTS, read_lines
-from wfilter import bench
+from common import RESULTS, append_line, origin, read_lines
 from wfilter.untraining.optimiser import RowAdam
 
 
@@ -125,11 +122,9 @@ def main() -> None:
                 print(f"{name}, {path}\n{profile(steps[path])}")
     if args.rows:
         lines += many_classes(args, images, labels)
-    with open(args.out, "a") as file:
-        for line in lines:
-            facts = {"batch": args.batch, "size": args.size, "command": " ".join(sys.argv)}
-            facts |= bench.environment()
-            file.write(json.dumps({**line, **facts}) + "\n")
+    for line in lines:
+        line |= {"batch": args.batch, "size": args.size}
+        append_line(Path(args.out), {**line, **origin()})
     Path(args.out).with_suffix(".md").write_text(table(Path(args.out)))
 
 
