@@ -143,7 +143,7 @@ class Talk:
 
     @property
     def output(self) -> Output:
-        """Where the command's words go."""
+        """What prints the command's notes and its result, as these options ask."""
         return Output(self.quiet, self.as_json)
 
 

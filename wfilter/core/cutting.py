@@ -151,7 +151,7 @@ class Cutting:
     # ---- cutting ----------------------------------------------------------------------------
 
     def cut_all(self, model: nn.Module, blocks: list[set[int]]) -> None:
-        """In place: all blocks, one after the other."""
+        """In place: cut all blocks, one after the other."""
         for block in blocks:
             self.cut(model, block)
 
@@ -246,7 +246,7 @@ class State:
         ]
 
     def restore(self) -> None:
-        """In place: the model as it was."""
+        """In place: put back the model's tensors and attributes."""
         for module, state in self.kept:
             vars(module).clear()
             vars(module).update(state)

@@ -35,7 +35,7 @@ from wfilter.core.state import Snapshot, kept
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
-SAMPLES = 4  # other than the marked batch's number
+SAMPLES = 4  # not the number of a marked batch, so that no shape fits both
 # The samples in another order, and more of them: some models lay out larger batches differently.
 AGAIN = (3, 2, 1, 0, 2, 0, 3, 1, 0)
 

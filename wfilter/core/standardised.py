@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from wfilter.core.state import kept
 
-_APART = 0.05  # of its size; halving a plain weight changes it by a half, a standardised one by eps
+_APART = 0.05  # of the largest weight used; given half, a standardised layer uses the same to eps
 
 
 def is_standardised(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 # Not looked into: plain values; code; and modules, which are all visited on their own.
 _PLAIN = frozenset((int, float, bool, str, bytes, type(None), torch.dtype, torch.device))
 _OPAQUE = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-_DEPTH = 4  # of containers and objects within each other
+_DEPTH = 4  # levels of containers and objects that are looked into
 
 
 class Snapshot:

@@ -261,7 +261,7 @@ def _compare(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' own warnings, which are about their insides."""
+    """Silence the exporters' warnings, which are about their own insides."""
     names = "torch.onnx", "onnxscript", "torch.export", "torch._inductor", "torch.utils"
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

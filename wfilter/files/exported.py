@@ -46,7 +46,7 @@ class Takes:
         return cls(**{**values, "image": tuple(values["image"])})
 
     def write(self) -> str:
-        """As text, for the package's metadata."""
+        """The inputs as text, for the package's metadata."""
         return json.dumps(asdict(self))
 
     def checked(self, images: Tensor, *forget: Tensor) -> tuple[Tensor, ...]:

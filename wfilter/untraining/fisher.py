@@ -14,7 +14,7 @@ from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
 
 WHOLE = 2**14  # up to so many units the matrix is kept: 1 GiB in float32
-DRAWS, DRAWS_OF_ROOTS = 8, 2  # of each image at least; roots are all kept, so these must be few
+DRAWS, DRAWS_OF_ROOTS = 8, 2  # of each image at least; every root is kept, so there are few
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Information:
         return closed @ self.tensor if self.whole else (closed @ self.tensor.T) @ self.tensor
 
     def diagonal(self) -> Tensor:
-        """Its diagonal, ``(total_units,)``."""
+        """The diagonal of ``F``, ``(total_units,)``."""
         return self.tensor.diagonal() if self.whole else self.tensor.square().sum(0)
 
 

@@ -157,7 +157,7 @@ class ProgressBar:
             self.bar.stop()
 
     def advance(self) -> None:
-        """One step further, with nothing to tell about it."""
+        """Move the bar by a step that has no record."""
         if self.bar is not None:
             self.bar.advance(self.task)
 

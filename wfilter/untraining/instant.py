@@ -32,7 +32,7 @@ class Watch:
 
     @contextmanager
     def on(self, layer: nn.Module) -> Iterator[Watch]:
-        """For as long as the block is open."""
+        """Watch this layer for as long as the block is open."""
 
         def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             self.latest = args[0]  # an assignment only: recorders count calls of torch

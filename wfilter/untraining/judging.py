@@ -45,7 +45,7 @@ class Sets:
     size: float
 
     def short_by(self, bar: Auto) -> float:
-        """How far from the bar: a set may lose what its rows together may; 0 where it is met."""
+        """How far the sets are from the bar, 0 at best: one may lose what its rows together may."""
         lost = self.original - self.retain - self.size * bar.bar_retain
         return max(0.0, lost) + max(0.0, self.forget - bar.bar_worst)
 
@@ -126,7 +126,7 @@ class Judgement:
         return float(self.scores(bar).mean()) + (self.sets.short_by(bar) if self.sets else 0.0)
 
     def figures(self) -> str:
-        """What was found, in one breath."""
+        """The judgement's figures in one line."""
         retain, forget = self.means()
         worst, base = max(self.forget.values(), default=0.0), _mean(self.original)
         text = (
@@ -187,7 +187,7 @@ def _changed(
     which = torch.arange(len(index)).repeat_interleave(others.shape[1])
     image, blend, forget = index[which], blends.part(which), others.flatten()
     base = answer(index, torch.full_like(index, -1), blends)[which]
-    kept = base.argmax(1) != forget  # other answers are to change
+    kept = base.argmax(1) != forget  # an image of the class is to change its answer
     wanted = base.masked_fill(as_sets(forget, classes), -torch.inf).argmax(1)
     differs = (answer(image, forget, blend).argmax(1) != wanted).float()
     asked = {row: kept & (forget == row) for row in torch.unique(forget).tolist()}

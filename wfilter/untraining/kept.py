@@ -26,7 +26,7 @@ class Blend:
     weight: Tensor
 
     def part(self, index: Tensor) -> Blend:
-        """The same of some of the images."""
+        """The blends of some of the images."""
         return Blend(self.other[index], self.weight[index])
 
 

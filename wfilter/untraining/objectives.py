@@ -204,7 +204,7 @@ class Distill(Stepwise):
         _refuse_no_shares(self, "blend", "forget_share", "set_share")
 
     def make_pairs(self, rows: Tensor, num_classes: int, generator: torch.Generator) -> Pairs:
-        """Each image with several classes or sets."""
+        """Pair each image with several classes or sets to forget."""
         return distill_pairs(
             rows,
             num_classes,

@@ -105,7 +105,7 @@ def average_gradient(alphas: Tensor, world: int, step: int) -> None:
             "all of them again with resume=True."
         ) from error
     gradient = gradient / world
-    if is_sparse:  # again only the rows that some process has met
+    if is_sparse:  # make it sparse again: only rows that some process has met
         rows = (gradient != 0).any(1).nonzero()[:, 0]
         gradient = torch.sparse_coo_tensor(rows[None], gradient[rows], gradient.shape)
     alphas.grad = gradient

@@ -132,7 +132,7 @@ class Rounds:
     # ---- rounds and steps ---------------------------------------------------------------------
 
     def is_over(self) -> bool:
-        """Whether all steps that may be taken were."""
+        """Whether the limit of steps is reached."""
         return self.limit is not None and self.step >= self.limit
 
     @property
@@ -177,7 +177,7 @@ class Rounds:
 
     @property
     def _has_next(self) -> bool:
-        """Whether feature rows come next."""
+        """Whether the next stage makes feature rows."""
         return self.epoch + 1 < len(self.stages) and self.stages[self.epoch + 1].gates == "reroute"
 
     def _step(self) -> Record:
@@ -271,7 +271,7 @@ class Rounds:
     # ---- judging ------------------------------------------------------------------------------
 
     def judgement(self) -> Judgement:
-        """What the alphas are worth as they are."""
+        """The alphas of this moment, judged on held-out images."""
 
         def answer(index: Tensor, forget: Tensor, blend: Blend | None) -> Tensor:
             forget = forget.to(self.device)
@@ -292,7 +292,7 @@ class Rounds:
         record.validation = judgement.score(self.recipe)
         if self.best is None:
             self.best, self.more["scores"] = self.wf.alphas.detach().clone(), scores
-        better = scores <= self.more["scores"]  # of equals the later one: it had more steps
+        better = scores <= self.more["scores"]  # where equal, the later alphas: they had more steps
         self.best[better.to(self.device)] = self.wf.alphas.detach()[better.to(self.device)]
         self.more["scores"] = torch.where(better, scores, self.more["scores"])
         self.latest = judgement if torch.equal(self.best, self.wf.alphas) else None

@@ -26,7 +26,7 @@ from wfilter.untraining.state import Keeper
 
 
 def processes() -> tuple[int, int]:
-    """Which process this is, and of how many."""
+    """The number of this process, and how many there are."""
     started = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
@@ -130,7 +130,9 @@ class Run:
                     yield data.images[index], _take(data.labels, index), index
             return
         torch.manual_seed(self.seed * 1_000_003 + self.epoch)  # loaders shuffle by the global RNG
-        if isinstance(data, wfilter_data.ImageBatches):  # these by their own seed and epoch
+        if isinstance(
+            data, wfilter_data.ImageBatches
+        ):  # but these by a seed and epoch of their own
             data.epoch = self.epoch
         for number, batch in enumerate(read_batches(data)):
             if number >= self.position:
@@ -252,7 +254,7 @@ class Run:
     # ---- validation ---------------------------------------------------------------------------
 
     def _validate(self, record: Record) -> bool:
-        """Now and then the validation loss; True when it has stopped improving."""
+        """Measure the validation loss where it is due; True when it has stopped improving."""
         recipe = self.recipe
         if self.val is None or not recipe.patience:
             return False
