@@ -1,4 +1,4 @@
-"""The course of a request, apart from HTTP: who asks, may they, what is forgotten, what is logged.
+"""A request, apart from HTTP: whose token, in time, within limits; what is forgotten and logged.
 
 Everything here runs in one event loop; decoding, scrypt and the forward run in threads.
 """
