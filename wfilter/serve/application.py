@@ -164,6 +164,8 @@ def start(
     import ray
     from ray import serve
 
+    # Else three lines of Ray's own stand before ours, one of which reads like a warning.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if not ray.is_initialized():
         _start_ray(settings.replicas, metrics_port)
     serve.start(
