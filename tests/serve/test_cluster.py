@@ -195,6 +195,10 @@ def test_no_log_of_ours_or_of_ray_holds_a_token(server):
             assert token.split("_")[2].encode() not in content, file
 
 
+def test_server_prints_where_it_is_and_no_lines_of_ray(server):
+    assert (server.folder / "server.log").read_text().startswith("Serving at http://127.0.0.1:")
+
+
 def test_metrics_are_exported_through_ray(server):
     server.client("bank").classify(IMAGES[0])
     ports = listening(server.descendants(b"DashboardAgent"))

@@ -24,6 +24,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from wfilter.data.pixels import eight_bits, square
+
 NAMES = ("digits", "mnist", "cifar10", "imagenet", "imagefolder:PATH", "package.module:function")
 DIGIT_NAMES = tuple("0123456789")
 CIFAR10_NAMES = (
@@ -72,10 +74,8 @@ class EncodedImages:
         name = "an image of the zip" if isinstance(item, bytes) else str(item)
         try:
             image = Image.open(io.BytesIO(item) if isinstance(item, bytes) else item)
-            pixels = np.array(
-                _square(image.convert("RGB" if self.channels == 3 else "L"), self.size)
-            )
-        except (OSError, SyntaxError) as error:
+            pixels = np.array(square(eight_bits(image, self.channels), self.size))
+        except (OSError, SyntaxError, ValueError) as error:
             raise ValueError(
                 f"{name} cannot be decoded ({error}). Replace or remove it."
             ) from error
@@ -325,18 +325,6 @@ def _imagenet_names(index: dict[str, list[str]]) -> tuple[str, ...]:
     count = Counter(name for _, name in index.values())
     rows = [index[str(row)] for row in range(len(index))]
     return tuple(name if count[name] == 1 else f"{name}_{wnid}" for wnid, name in rows)
-
-
-def _square(image: Any, size: int) -> Any:
-    from PIL import Image
-
-    if image.size == (size, size):
-        return image
-    scale = size * 8 / 7 / min(image.size)
-    width, height = (max(size, round(side * scale)) for side in image.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    scaled = image.resize((width, height), Image.Resampling.BICUBIC)
-    return scaled.crop((left, top, left + size, top + size))
 
 
 def _check_split(split: str, known: Sequence[str]) -> None:

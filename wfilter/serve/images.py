@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from wfilter.data.backbones import InputFormat
+from wfilter.data.pixels import eight_bits, square
 from wfilter.serve.limits import Refusal
 
 FORMATS = ("JPEG", "PNG")
 NARROWEST = 50  # times as long as wide; beyond, scaling the short side up would take gigabytes
 MOST_SCANS = 20  # for an image of most_pixels; decoding a JPEG makes one pass over it for each scan
 ORIENTATION = 0x0112  # EXIF's tag for how the camera was held
-SHORT_SIDE = 8 / 7  # short side over size before the centre is cut out, as in wfilter.data
 
 
 def decode(content: bytes, inputs: InputFormat, most_pixels: int = 25_000_000) -> Tensor:
@@ -38,7 +38,7 @@ def decode(content: bytes, inputs: InputFormat, most_pixels: int = 25_000_000) -
     """
     image = _opened(content, most_pixels)
     try:
-        pixels = _square(_upright(image, inputs.channels), inputs.size)
+        pixels = square(eight_bits(_upright(image), inputs.channels), inputs.size)
     except Exception as error:  # Pillow has no common class for what a broken file can raise
         raise Refusal(400, "the image is damaged or cut short.") from error
     array = torch.from_numpy(np.array(pixels)).view(inputs.size, inputs.size, inputs.channels)
@@ -69,20 +69,12 @@ def _opened(content: bytes, most_pixels: int) -> Any:
     return image
 
 
-def _upright(image: Any, channels: int) -> Any:
-    """The image decoded in full, turned as its sender sees it, in 8-bit grey or colour."""
-    from PIL import Image
-
+def _upright(image: Any) -> Any:
+    """The image decoded in full, turned as its sender sees it."""
     image.load()
     # Only the one tag is read: Pillow's exif_transpose refuses photographs for odd other tags.
     turn = _turns().get(image.getexif().get(ORIENTATION))
-    if turn is not None:
-        image = image.transpose(turn)
-    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255 instead of scaling
-        image = Image.fromarray((np.asarray(image).astype(np.float32) / 257).astype(np.uint8))
-    if image.mode == "P":
-        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
-    return image.convert("RGB" if channels == 3 else "L")
+    return image if turn is None else image.transpose(turn)
 
 
 def _turns() -> dict[Any, Any]:
@@ -98,18 +90,6 @@ def _turns() -> dict[Any, Any]:
         7: Transpose.TRANSVERSE,
         8: Transpose.ROTATE_90,
     }
-
-
-def _square(image: Any, size: int) -> Any:
-    from PIL import Image
-
-    if image.size == (size, size):
-        return image
-    scale = size * SHORT_SIDE / min(image.size)
-    width, height = (max(size, round(side * scale)) for side in image.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    scaled = image.resize((width, height), Image.Resampling.BICUBIC)
-    return scaled.crop((left, top, left + size, top + size))
 
 
 def _per_channel(values: tuple[float, ...]) -> Tensor:
