@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +56,9 @@ class Inspection:
     mixes: bool
     classes: int | None
     singly: bool = False  # vmap has no way: a mixed batch runs one sample after the other
+    copied: bool = True  # whether stand-ins may take the place of parameters (stand_ins.py)
 
-    @property
+    @cached_property
     def is_fused(self) -> bool:
         """Whether a mixed batch runs as one forward of the base model."""
         return all(finding.path == "fused" for finding in self.findings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,9 +12,16 @@ from wfilter.core.forgetting import running
 from wfilter.core.head import Head, find_head
 from wfilter.core.inspection import Inspection, Owned
 from wfilter.core.outputs import Inputs, Key
+from wfilter.core.stand_ins import CopyPlan
 
-# An inspection, the targets pinned open, and the sites found for both.
-KeptSites = tuple[Inspection, frozenset[int], tuple[Owned, ...]]
+
+class KeptSites(NamedTuple):
+    """What the paths found once for an inspection and the targets pinned open."""
+
+    inspection: Inspection
+    pinned: frozenset[int]
+    owned: tuple[Owned, ...]
+    copies: CopyPlan | None
 
 
 class Known:
@@ -21,26 +29,23 @@ class Known:
 
     Attributes:
         latest: The inspection made last; it also serves graphs, which cannot stop to look again.
-        sites: Where the paths keep the sites of the forward they ran last.
+        sites: What the paths keep for each inspection, by its identity.
     """
 
     def __init__(self, inspection: Inspection):
         self.latest = inspection
-        self.sites: KeptSites | None = None
+        self.sites: dict[int, KeptSites] = {}
         self._inspections = {inspection.key: inspection}
         self._heads: dict[Key, Head] = {}
 
     def remember(self, inspection: Inspection) -> None:
         """In place: use this inspection for inputs of its shape."""
         self._inspections[inspection.key] = self.latest = inspection
+        self.sites = {}
 
-    def has(self, inputs: Inputs) -> bool:
-        """Whether inputs of this shape were looked at."""
-        return inputs.key in self._inspections
-
-    def inspection(self, inputs: Inputs) -> Inspection:
-        """The inspection of inputs of this shape, or the latest."""
-        return self._inspections.get(inputs.key, self.latest)
+    def inspection(self, inputs: Inputs) -> Inspection | None:
+        """The inspection of inputs of this shape, if there was one."""
+        return self._inspections.get(inputs.key)
 
     def head(self, base: nn.Module, inputs: Inputs) -> Head:
         """Where the logits are made, looked at now if these inputs are the first."""
@@ -53,6 +58,6 @@ class Known:
     def without_sites(self) -> Known:
         """A copy for another model: sites hold the modules of this one."""
         other = copy.copy(self)
-        other.sites = None
+        other.sites = {}
         other._inspections, other._heads = dict(self._inspections), dict(self._heads)
         return other

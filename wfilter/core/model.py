@@ -200,9 +200,11 @@ class FilteredModel(nn.Module):
 
     def inspection_of(self, inputs: Inputs) -> Inspection:
         """What is known about inputs of this shape, looked at now if they are the first."""
-        if not self.known.has(inputs) and not _gates.traced(inputs.images):
-            self.known.remember(inspect_again(self, inputs))
-        return self.known.inspection(inputs)
+        known = self.known.inspection(inputs)
+        if known is None and not _gates.traced(inputs.images):
+            known = inspect_again(self, inputs)
+            self.known.remember(known)
+        return known or self.known.latest
 
     def is_fused(self, inputs: Inputs) -> bool:
         """Whether a mixed batch of these inputs runs as one forward of the base model."""

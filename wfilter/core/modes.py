@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,8 @@ class GateMode(InterceptMode):
 
     ``weights`` are targets that no rule covers, as index and gated tensor, by the identity of the
     original: every function gets them in its place. The model itself is not touched, so threads can
-    share it. ``differentiated`` says whether the call's inputs want gradients.
+    share it. ``differentiated`` says whether the call's inputs want gradients; ``spans`` are those
+    of the sites, where they are known.
     """
 
     def __init__(
@@ -30,17 +32,20 @@ class GateMode(InterceptMode):
         replicas: int = 1,
         *,
         differentiated: bool = False,
+        spans: Spans | None = None,
     ):
         super().__init__(sites)
         self.gates = gates
         self.weights = weights or {}
         self.replicas = replicas
+        self.spans = spans
         self.acted: set[int] = set()
+        self.notes = 0  # how many times a target was gated
         self.batch = gates.shape[0] if gates.ndim == 2 else None
         self._tables: dict[object, dict[int, Tensor]] = {}
         self._simple = not self.weights and not self.watches
-        self._compiling = traced(gates)
-        self._tracked = self._compiling or _is_tracked(gates)
+        self.in_graph = traced(gates)
+        self._tracked = self.in_graph or _is_tracked(gates)
         self._recomputation = Recomputation(differentiated or gates.requires_grad)
 
     def __torch_function__(
@@ -72,7 +77,9 @@ class GateMode(InterceptMode):
         """Remember that a target was gated; refuse where a gradient would be wrong."""
         if not torch.compiler.is_dynamo_compiling():  # asked now: the base model may be compiled
             self.acted.add(index)
-        self._recomputation.refuse()
+            self.notes += 1
+        if self._recomputation.needed:
+            self._recomputation.refuse()
 
     def idle(self) -> list[int]:
         """Indices of the targets that nothing has used so far."""
@@ -89,9 +96,10 @@ class GateMode(InterceptMode):
         bias_site: Site | None,
     ) -> Tensor:
         """``gate_w * output + gate_b * bias``, each sample with its own gates."""
-        for part in (site, bias_site):
-            if part is not None:
-                self._note(part.index)
+        if site is not None:
+            self._note(site.index)
+        if bias_site is not None:
+            self._note(bias_site.index)
         layout = position = None
         if self.batch is not None:
             layout = (site or bias_site).layout  # type: ignore[union-attr]
@@ -108,7 +116,7 @@ class GateMode(InterceptMode):
         output = self._multiply_add(output, scale, shift)
         if layout is not None and layout.order != "plain":
             return output.flatten(layout.axis, layout.axis + 1)
-        if site is not None and site.attended:
+        if self.in_graph and site is not None and site.attended:
             return made_once(output)
         return output
 
@@ -126,8 +134,8 @@ class GateMode(InterceptMode):
 
     def _of(self, site: Site, output: Tensor, axis: int, position: int | None) -> Tensor:
         """The site's gates, shaped to meet ``output`` at its unit axis."""
-        units = site.stop - site.start
-        if self._compiling or output.shape[axis] != units:  # a graph casts where it multiplies
+        if self.in_graph or output.shape[axis] != site.stop - site.start:
+            # A graph casts where it multiplies.
             values = self.gates[..., site.start : site.stop].to(output.dtype)
             return place(values, output, axis, position)
         # Cast, shaped and split for all targets at once: one kernel, one call for all views, and
@@ -139,17 +147,13 @@ class GateMode(InterceptMode):
             shape[axis] = self.gates.shape[-1]
             if position is not None and self.batch is not None:
                 shape[position] = self.batch
-            table = self.gates.to(output.dtype).reshape(shape)
-            pieces = self._tables[key] = self._split(table, axis)
+            table = _cast(self.gates, output.dtype).view(shape)
+            if self.spans is None:
+                self.spans = spans(self.sites.values(), table.shape[axis])
+            starts, sizes = self.spans
+            pieces = dict(zip(starts, torch.split_with_sizes(table, sizes, axis)))
+            self._tables[key] = pieces
         return pieces[site.start]
-
-    def _split(self, table: Tensor, axis: int) -> dict[int, Tensor]:
-        """The part of each target by its first unit; targets without a site lie in between."""
-        sites = self.sites.values()
-        ends = {end for site in sites for end in (site.start, site.stop)}
-        bounds = sorted(ends | {0, table.shape[axis]})
-        sizes = [stop - start for start, stop in pairwise(bounds)]
-        return dict(zip(bounds, torch.split_with_sizes(table, sizes, axis)))
 
     def _multiply_add(self, output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
         """``scale * output + shift``, in place where no gradient or transform needs the output.
@@ -167,6 +171,16 @@ class GateMode(InterceptMode):
         if shift is None:
             return output.mul_(scale)
         return torch.addcmul(shift, output, scale, out=output)
+
+
+Spans = tuple[list[int], list[int]]
+
+
+def spans(sites: Iterable[Site], units: int) -> Spans:
+    """Where the parts of the joint axis begin, and their sizes; what is no site lies in between."""
+    ends = {end for site in sites for end in (site.start, site.stop)}
+    bounds = sorted(ends | {0, units})
+    return bounds[:-1], [stop - start for start, stop in pairwise(bounds)]
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from wfilter.core.compiling import one_graph
 from wfilter.core.forgetting import is_any_open, running
-from wfilter.core.gates import ByTarget
+from wfilter.core.gates import ByTarget, traced
 from wfilter.core.head import Head, HeadMode
 from wfilter.core.inspection import (
     Inspection,
@@ -22,9 +22,10 @@ from wfilter.core.inspection import (
     parameter_of,
     sites_now,
 )
+from wfilter.core.known import KeptSites
 from wfilter.core.modes import GateMode
 from wfilter.core.outputs import Inputs, join, take_apart
-from wfilter.core.rules import Site
+from wfilter.core.stand_ins import CopyPlan, plan_copies, run_copied
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
@@ -120,15 +121,31 @@ def _run(
     replicas: int = 1,
 ) -> Any:
     """The base model, gated at outputs where a rule covers the target, at weights elsewhere."""
-    mode = gate_mode(wf, inspection, gates, replicas, differentiated=inputs.need_gradients)
-    if not features and sets is None:
-        with one_graph(), _passing_entries(), mode:
-            output = inputs.run(wf.base)
-    else:
-        at_head = _head_mode(wf, inputs, sets)
-        with one_graph(), _passing_entries(), mode, at_head:
-            output = inputs.run(wf.base)
-        output = at_head.features() if features else output
+    wanted = inputs.need_gradients
+    plain = not features and sets is None
+    plan = _kept_sites(wf, inspection).copies if plain and not traced(gates) else None
+    failed: CopyPlan | None = None
+    if plan is not None and plan.is_safe:
+        mode = GateMode({}, gates, None, replicas, differentiated=wanted, spans=plan.spans)
+        try:
+            with _passing_entries():
+                copied = run_copied(plan, mode, inputs)
+            if copied is not None:
+                return copied[0]
+        except Exception:  # of the model's own, or of a stand-in: the mode tells which
+            failed = plan
+    mode = gate_mode(wf, inspection, gates, replicas, differentiated=wanted)
+    at_head = None if plain else _head_mode(wf, inputs, sets)
+    with one_graph(), _passing_entries(), mode, at_head or nullcontext():
+        output = inputs.run(wf.base)
+    _refuse_idle(wf, inspection, mode)
+    if failed is not None:
+        failed.is_safe = False
+    return at_head.features() if features and at_head is not None else output
+
+
+def _refuse_idle(wf: FilteredModel, inspection: Inspection, mode: GateMode) -> None:
+    """Stop where a target was not gated, though the inspection saw it used."""
     idle = [] if torch.compiler.is_dynamo_compiling() else mode.idle()
     if idle and not (inspection.singly and _is_as_applied(wf)):
         raise RuntimeError(
@@ -136,7 +153,6 @@ def _run(
             "inspection saw it used. If a part of the model was compiled or replaced after "
             "apply_weight_filtering, undo that; to compile, call wf.compile()."
         )
-    return output
 
 
 def _is_as_applied(wf: FilteredModel) -> bool:
@@ -173,20 +189,24 @@ def gate_mode(
                 weight = parameter_of(wf.base, target)
                 gate = target.spread(by_target[target.name]).to(weight.dtype)
                 weights[id(weight)] = index, weight * gate
-    sites = _sites(wf, inspection)
+    if torch.compiler.is_compiling():
+        sites = make_sites(wf.base, wf.targets, findings, pinned)
+    else:
+        sites = sites_now(_kept_sites(wf, inspection).owned)
     return GateMode(sites, gates, weights, replicas, differentiated=differentiated)
 
 
-def _sites(wf: FilteredModel, inspection: Inspection) -> dict[int, Site]:
+def _kept_sites(wf: FilteredModel, inspection: Inspection) -> KeptSites:
     """The sites of an inspection, kept: finding them is a fifth of what gates cost eagerly."""
-    findings, pinned = inspection.findings, wf.pins.indices
-    if torch.compiler.is_compiling():
-        return make_sites(wf.base, wf.targets, findings, pinned)
-    kept = wf.known.sites
-    if kept is None or kept[0] is not inspection or kept[1] != pinned:
-        owned = find_sites(wf.base, wf.targets, findings, pinned)
-        wf.known.sites = kept = inspection, pinned, owned
-    return sites_now(kept[2])
+    pinned = wf.pins.indices
+    kept = wf.known.sites.get(id(inspection))
+    if kept is None or kept.inspection is not inspection or kept.pinned != pinned:
+        owned = find_sites(wf.base, wf.targets, inspection.findings, pinned)
+        plan = None
+        if inspection.copied and inspection.is_fused:
+            plan = plan_copies(wf.base, sites_now(owned), wf.alphas.shape[1])
+        kept = wf.known.sites[id(inspection)] = KeptSites(inspection, pinned, owned, plan)
+    return kept
 
 
 def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:

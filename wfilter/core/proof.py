@@ -106,9 +106,11 @@ def _prove(wf: FilteredModel, inspection: Inspection, example: Inputs, near: Nea
     with kept(wf.base) as state, running():
         trial = _Trial(wf, batch, gates, _alone(wf, batch, gates, state), state, near)
         reasons: list[str] = []
-        for number, candidate in enumerate(_candidates(inspection)):
-            if number == (0 if not inspection.is_fused else 1):
+        is_fused = True
+        for candidate in _candidates(inspection):
+            if is_fused and not candidate.is_fused:
                 refuse_company(wf.base, batch, inspection.axes, state)
+            is_fused = candidate.is_fused
             wf.known.remember(candidate)
             reason = _fault(trial, candidate)
             if reason is None:
@@ -158,6 +160,8 @@ def _alone(
 def _candidates(inspection: Inspection) -> Iterator[Inspection]:
     """What to try, fastest first: as found, exact by vmap, one by one, and all by weights."""
     yield inspection
+    if inspection.is_fused:
+        yield replace(inspection, copied=False)
     slow = [_unfused(finding) for finding in inspection.findings]
     for findings in (slow, [_by_weight(finding) for finding in slow]):
         yield replace(inspection, findings=tuple(findings))

@@ -18,12 +18,12 @@ class Recomputation:
     """
 
     def __init__(self, needed: bool):
-        self._needed = needed and torch.is_grad_enabled()
-        self._hooks = _saving_hooks() if self._needed else None
+        self.needed = needed and torch.is_grad_enabled()
+        self._hooks = _saving_hooks() if self.needed else None
 
     def refuse(self) -> None:
         """Stop where the layer that runs now would get a wrong gradient, or none."""
-        if not self._needed:
+        if not self.needed:
             return
         if not torch.is_grad_enabled():
             raise RuntimeError(

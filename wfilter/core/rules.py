@@ -56,17 +56,14 @@ class LinearInWeight:
 
     def __call__(self, mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
         """The gated output, or the plain call when neither weight nor bias is a target."""
-        place, key = self.weight
-        weight = args[place] if len(args) > place else kwargs.get(key)
-        bias = None
-        if self.bias is not None:
-            place, key = self.bias
-            bias = args[place] if len(args) > place else kwargs.get(key)
+        weight, bias = _at(self.weight, args, kwargs), _at(self.bias, args, kwargs)
+        sites = mode.sites
         if mode.inspecting:
             mode.unknown_use(function, self._others(args, kwargs))
-        elif not mode.derived and id(weight) not in mode.sites and id(bias) not in mode.sites:
-            return function(*args, **kwargs)
-        site, bias_site = mode.site(weight), mode.site(bias)
+        if mode.derived:
+            site, bias_site = mode.site(weight), mode.site(bias)
+        else:
+            site, bias_site = sites.get(id(weight)), sites.get(id(bias))
         if site is not None and site.unit_axis != self.weight_axis:
             mode.unknown_use(function, [weight])
             site = None
@@ -74,8 +71,8 @@ class LinearInWeight:
             return function(*args, **kwargs)
         if bias is not None and self.bias is not None:
             args, kwargs = _without(args, kwargs, self.bias)
-        output = function(*args, **kwargs)
-        axis = self.unit_axis - output.ndim if self.unit_axis >= 0 else self.unit_axis
+        output = function(*args, **kwargs) if kwargs else function(*args)
+        axis = self.unit_axis if self.unit_axis < 0 else self.unit_axis - output.ndim
         return mode.gate(output, axis, site, bias, bias_site)
 
     def _others(self, args: Any, kwargs: Any) -> list[Any]:
@@ -84,6 +81,14 @@ class LinearInWeight:
         places, keys = [s[0] for s in slots], [s[1] for s in slots]
         by_place = [value for i, value in enumerate(args) if i not in places]
         return by_place + [value for key, value in kwargs.items() if key not in keys]
+
+
+def _at(slot: tuple[int, str] | None, args: Any, kwargs: Any) -> Any:
+    """The argument in a slot, if it was given."""
+    if slot is None:
+        return None
+    place, key = slot
+    return args[place] if len(args) > place else kwargs.get(key)
 
 
 def _without(args: Any, kwargs: Any, slot: tuple[int, str]) -> tuple[Any, Any]:
