@@ -258,3 +258,13 @@ def test_saved_files_may_be_read_by_whom_the_umask_allows(wf, tmp_path):
     finally:
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o644}
+
+
+def test_a_model_whose_input_cannot_be_guessed_asks_for_one_when_filters_are_loaded(tmp_path):
+    layers = (torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(2 * 9 * 9, 3))
+    images = torch.zeros(1, 1, 11, 11)
+    wf = wfilter.apply_weight_filtering(torch.nn.Sequential(*layers), example_input=images)
+    path, model = wf.save(tmp_path / "own.safetensors"), wfilter.remove_weight_filtering(wf)
+    with pytest.raises(ValueError, match=r"^could not guess an input.*Pass example_input=images"):
+        wfilter.load(path, model)
+    assert torch.equal(wfilter.load(path, model, example_input=images).alphas, wf.alphas)

@@ -22,6 +22,7 @@ from wfilter.core.attach import apply_weight_filtering, remove_weight_filtering
 from wfilter.core.feature_rows import FeatureRows
 from wfilter.core.forgetting import refuse_inside
 from wfilter.core.gates import HARD
+from wfilter.core.guessing import guess_images
 from wfilter.core.model import FilteredModel
 from wfilter.core.refusals import refuse_bad_alphas
 from wfilter.files import card, hub
@@ -136,6 +137,7 @@ def load(
             f"  fingerprint of this {type(model).__name__}: {digest[:16]}\n"
             "Load the weights the filters were trained on before attaching them."
         )
+    example = guess_images(model) if example_input is None else example_input
     try:
         wf = apply_weight_filtering(
             model,
@@ -143,7 +145,7 @@ def load(
             targets=lambda name, module, parameter: name in shapes,
             granularity=header["granularity"],
             class_names=header.get("class_names"),
-            example_input=example_input,
+            example_input=example,
         )
     except ValueError as error:
         raise ValueError(f"{path} does not fit this model: {error}") from error
