@@ -33,7 +33,7 @@ CALLS, WARM = 20, 3
 
 
 class Empty(TorchFunctionMode):
-    """Passes every call on: what any ``TorchFunctionMode`` costs, and gates need one."""
+    """Passes every call on: what any ``TorchFunctionMode`` costs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **kwargs) if kwargs else func(*args)
@@ -126,8 +126,8 @@ def main() -> None:
     text = (
         "# Python's share of an eager forward\n\nMade by `python benchmarks/eager_overhead.py`: "
         "processor time of one image on networks with hardly any arithmetic, as ratios to the base "
-        f"model (commit {commit}, torch {torch.__version__}). An empty `TorchFunctionMode` around "
-        "the base model is the least that gates can cost. Compiled forwards have none of it.\n"
+        f"model (commit {commit}, torch {torch.__version__}). `empty mode` is the base model "
+        "under a `TorchFunctionMode` that does nothing. Compiled forwards have none of it.\n"
     )
     args.out.with_suffix(".md").write_text(f"{text}\n{table(lines)}\n", encoding="utf-8")
 
