@@ -4,6 +4,8 @@
         --variants original retrained 24 19,24 12,19,24
     python benchmarks/feature_layers.py --model wfilter:resnet18-cifar --forget 3 \
         --variants original fc layer3,fc layer2,layer3,fc --images 1000 --test-images 1000
+    python benchmarks/feature_layers.py --references '~/wfilter-references' --forget 3 \
+        --variants original 19,24 --stages 'soft 0.5'
     python benchmarks/feature_layers.py --table
 
 A variant is a plain network: ``original``, ``retrained`` (never saw the class), or a list of places
@@ -11,6 +13,7 @@ such as ``12,19``: at each, the channels that the next layers see are edited by 
 `wfilter.core.folding` (statistics of channel means, estimated under the edits before it), which is
 multiplied into the weights of all layers that read these channels; the last place is the head's
 input. The head loses the class. Where a convolution pads, its rim is off by the edit's offset.
+With ``--stages`` of recipe "auto", gates are trained and folded into the network first.
 Figures: Acc_r, Acc_f, and what a linear probe and a network of one hidden layer on the channel
 means find of the class at each place, before its own edit and after the edits of earlier places,
 and at ``edited``, what the last of the edits leaves; fitted on training images. Lines go to
@@ -32,6 +35,7 @@ from torch import Tensor, nn
 from attacks import View, linear_probe, mlp_probe, nearest_mean
 from common import RESULTS, append_line, origin, read_lines
 from feature_rows import load
+from gated_rows import gated
 from wfilter import metrics, zoo
 from wfilter.core.folding import ERASED, folded
 from wfilter.untraining.fitting import FeatureStatistics, fit_rows
@@ -53,8 +57,9 @@ FILE = RESULTS / "feature_layers.jsonl"
 def main() -> None:
     args = parse_arguments()
     if not args.table:
+        start = original(args)
         for name in args.variants:
-            append_line(FILE, {**measure(args, name), **origin()})
+            append_line(FILE, {**measure(args, name, start), **origin()})
     write_table(read_lines(FILE))
 
 
@@ -66,17 +71,27 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=["original"])
     parser.add_argument("--images", type=int, default=5000, help="to fit edits and probes")
     parser.add_argument("--test-images", type=int, default=10_000)
+    parser.add_argument("--stages", default="", help="train gates by these and fold them in first")
     parser.add_argument("--table", action="store_true", help="only rebuild the table")
     return parser.parse_args()
 
 
+def original(args: argparse.Namespace) -> nn.Module:
+    """The network before any edit, with the gates of the class folded in where there are any."""
+    model = zoo.build(args.model, num_classes=10, weights=weights(args, "")).eval()
+    if not args.stages:
+        return model
+    train = load(args.model, DATA, "train", args.images)
+    return gated(model, train, args.stages)[0].bake(args.forget)
+
+
 @torch.no_grad()
-def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
+def measure(args: argparse.Namespace, name: str, start: nn.Module) -> dict[str, Any]:
     began = time.process_time()
     train = load(args.model, DATA, "train", args.images)
     test = load(args.model, DATA, "test", args.test_images)
     images, labels = train.batch(torch.arange(len(train)))
-    model, edit = variant(args, name, images, labels)
+    model, edit = variant(args, name, start, images, labels)
     places = PLACES[args.model]
     seen, logits_seen = channel_means(model, places, images)
     asked, logits = channel_means(model, places, test.batch(torch.arange(len(test)))[0])
@@ -85,6 +100,7 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
     right, own = logits.argmax(1) == test.labels, test.labels == args.forget
     line = {"benchmark": "feature_layers", "model": args.model, "data": DATA, "variant": name}
     line |= {"forget": args.forget, "images": len(train), "test_images": len(test)}
+    line |= {"stages": args.stages}
     line["acc_r"] = round(100 * float(right[~own].float().mean()), 2)
     line["acc_f"] = round(100 * float(right[own].float().mean()), 2)
     for place in seen:
@@ -98,13 +114,13 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def variant(
-    args: argparse.Namespace, name: str, images: Tensor, labels: Tensor
+    args: argparse.Namespace, name: str, start: nn.Module, images: Tensor, labels: Tensor
 ) -> tuple[nn.Module, tuple[str, nn.Module] | None]:
     """The network that is looked at, and the last edit with its place."""
-    path = weights(args, f"-without{args.forget}" if name == "retrained" else "")
-    model = zoo.build(args.model, num_classes=10, weights=path).eval()
     if name == "retrained":
-        return model, None
+        path = weights(args, f"-without{args.forget}")
+        return zoo.build(args.model, num_classes=10, weights=path).eval(), None
+    model = copy.deepcopy(start)
     without(metrics.find_head(model), args.forget)
     edit, places = None, PLACES[args.model]
     for place in [] if name == "original" else name.split(","):
@@ -206,6 +222,7 @@ def table(model: str, lines: list[dict[str, Any]]) -> str:
         ]
         name = line["variant"]
         name = name if name in ("original", "retrained") else f"folded at {name}"
+        name = f"gates, {name}" if line.get("stages") else name
         count = f"{line['images']} + {line.get('test_images', 10_000)}"
         start = f"| {line['forget']} | {name} | {count} | {line['acc_r']:.1f} | "
         rows.append(f"{start}{line['acc_f']:.1f} | " + " | ".join(cells) + " |")

@@ -122,12 +122,13 @@ def imagenet(lines: list[dict[str, Any]]) -> list[str]:
 
 def costs(lines: list[dict[str, Any]]) -> list[str]:
     """What rows add to a mixed batch in time, and to a checkpoint."""
-    return [
-        f"## Cost\n\n{x['model']}, a mixed batch of {x['batch_size']}: CPU time with rows over "
-        f"that without, in turn, median of {x['repeats']}: {x['ratio_median']:.3f}. Rows: "
-        f"{x['row_megabytes']} MB."
+    told = [
+        f"- {x['model']}, a mixed batch of {x['batch_size']}: CPU time with rows over without, in "
+        f"turn, median of {x['repeats']} ratios {x['ratio_median']:.3f}, ratio of the medians "
+        f"{x['ratio_of_medians']:.3f}. Rows: {x['row_megabytes']} MB."
         for x in lines
     ]
+    return ["## Cost", "\n".join(told)] if told else []
 
 
 def findings() -> str:

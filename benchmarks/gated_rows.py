@@ -58,7 +58,7 @@ def main() -> None:
     model = zoo.build(MODEL, num_classes=10, weights=weights)
     train, test = images(args)
     began = time.process_time()
-    wf, facts = gated(model, args)
+    wf, facts = gated(model, load(MODEL, DATA, "train", args.images), args.stages)
     facts["untrain_cpu_seconds"] = round(time.process_time() - began, 1)
     facts |= {"images": len(train), "judged_on": "training images" if args.split else "test"}
     for forget in args.classes:
@@ -78,15 +78,14 @@ def images(args: argparse.Namespace) -> tuple[data.ImageSet, data.ImageSet]:
 
 
 def gated(
-    model: nn.Module, args: argparse.Namespace
+    model: nn.Module, train: data.ImageSet, stages: str
 ) -> tuple[wfilter.FilteredModel, dict[str, Any]]:
     """The model with trained gates."""
     wf = wfilter.apply_weight_filtering(model)
-    train = load(MODEL, DATA, "train", args.images)
-    recipe = dataclasses.replace(AUTO, stages=args.stages)
+    recipe = dataclasses.replace(AUTO, stages=stages)
     history = wfilter.untrain(wf, data.batches(train, 100), recipe=recipe, progress=False)
     print(history.verdict, flush=True)
-    return wf, {"stages": args.stages, "verdict": history.verdict}
+    return wf, {"stages": stages, "verdict": history.verdict}
 
 
 @torch.no_grad()
