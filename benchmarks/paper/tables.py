@@ -145,9 +145,8 @@ def curves(runs: Sequence[Run]) -> str:
 
 
 def default_or_fixed(runs: Sequence[Run], dataset: str, backbone: str) -> list[Run]:
-    """Of the default recipe; of `distill` where the default was not run on the same network."""
-    same = [run for run in runs if run.original is None]
-    found = (of(same, dataset, backbone, method) for method in ("auto", "distill"))
+    """Of the default recipe; of `distill` where the default was not run."""
+    found = (of(runs, dataset, backbone, method) for method in ("auto", "distill"))
     return next(filter(None, found), [])
 
 
@@ -173,12 +172,20 @@ def accuracy_cells(runs: Sequence[Run], dataset: str, backbone: str) -> list[str
     """Acc_r / Acc_f (original), the paper's and ours: the default, else `distill` by its name."""
     theirs, before = (PAPER[dataset, backbone, method] for method in ("paper", "original"))
     mine = default_or_fixed(runs, dataset, backbone)
-    original = of(runs, dataset, backbone, "original")
-    same = [run for run in original if run.seed in {run.seed for run in mine}]  # as ours had it
     ours = slashed(shown(mine, "Acc_r", 1), shown(mine, "Acc_f", 2))
     name = "`distill` " if mine and mine[0].method == "distill" else ""
-    bracket = f" ({shown(same or original, 'Acc_r', 1)})" if mine and original else ""
+    started = shown(started_from(runs, mine), "Acc_r", 1)
+    bracket = f" ({started})" if mine and started != "-" else ""
     return [f"{theirs[0]} / {theirs[1]} ({before[0]})", f"{name}{ours}{bracket}"]
+
+
+def started_from(runs: Sequence[Run], mine: Sequence[Run]) -> list[Run]:
+    """The originals of these runs: their own where they tell one, else the table's."""
+    own = [replace(run, numbers={"Acc_r": run.original}) for run in mine if run.original]
+    if own or not mine:
+        return own
+    original = of(runs, mine[0].dataset, mine[0].backbone, "original")
+    return [run for run in original if run.seed in {run.seed for run in mine}] or original
 
 
 def slashed(*cells: str) -> str:
