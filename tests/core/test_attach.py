@@ -119,7 +119,7 @@ def test_class_names_must_fit(tiny_cnn, x):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_init_must_be_finite(tiny_cnn, x, bad):
-    with pytest.raises(ValueError, match=r"init=(nan|inf) must be finite"):
+    with pytest.raises(ValueError, match=r"init=(nan|inf) must be a finite number"):
         wfilter.apply_weight_filtering(tiny_cnn, example_input=x, init=bad)
 
 

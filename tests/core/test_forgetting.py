@@ -254,6 +254,40 @@ def test_a_block_serves_as_decorator(wf, x):
     close(answer(), wf(x, forget=1))
 
 
+@torch.no_grad()
+def test_a_decorated_coroutine_or_generator_forgets_whenever_it_runs(wf, x):
+    @wf.forgetting(1)
+    async def later():
+        await asyncio.sleep(0)
+        return wf(x)
+
+    @wf.forgetting(1)
+    def piecewise():
+        sent = yield wf(x)
+        yield wf(sent)
+
+    async def beside():
+        task = asyncio.create_task(later())
+        await asyncio.sleep(0)
+        return wf(x), await task
+
+    plain, forgotten = asyncio.run(beside())
+    close(forgotten, wf(x, forget=1))
+    assert torch.equal(plain, wf(x))
+    pieces = piecewise()
+    close(next(pieces), wf(x, forget=1))
+    assert torch.equal(wf(x), plain)
+    close(pieces.send(2 * x), wf(2 * x, forget=1))
+
+
+def test_a_decorated_asynchronous_generator_is_refused(wf, x):
+    async def stream():
+        yield wf(x)
+
+    with pytest.raises(TypeError, match="asynchronous generator"):
+        wf.forgetting(1)(stream)
+
+
 # ---- what model code sees -----------------------------------------------------------------------
 
 

@@ -245,3 +245,12 @@ def test_gates_of_rows_are_those_of_their_set(rows, hard):
     torch.testing.assert_close(
         row_gates(alphas, rows, hard=hard), set_gates(alphas, chosen, hard=hard)
     )
+
+
+@torch.no_grad()
+def test_numpy_names_and_arrays_without_axes_mean_what_they_say(tiny_cnn, x):
+    wf = apply(tiny_cnn, x, class_names=["ant", "bee", "cow", "dog"])
+    for some in (x, x[:1]):
+        close(wf(some, forget=np.array(2)), wf(some, forget=2))
+    names = ["dog", "bee", "ant", "bee"]
+    close(wf(x, forget=np.array(names)), wf(x, forget=names))

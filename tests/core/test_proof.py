@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import re
 import warnings
 
@@ -150,6 +151,17 @@ def test_mixing_inside_a_dataclass_is_refused_and_without_it_carried_along(x):
     close(answer.logits, wf.run_gated(x, wf.mixed_gates(LABELS)).logits)
 
 
+@pytest.mark.parametrize("granularity", ["out", "element"])
+def test_a_model_that_writes_to_its_images_is_refused(granularity, x):
+    def shifting(model, x):
+        x -= 0.5
+        return model.body(x)
+
+    model = randomise(Net(shifting))
+    with pytest.raises(ValueError, match="writes to the images"):
+        wfilter.apply_weight_filtering(model, granularity=granularity, example_input=x)
+
+
 def test_permuted_answers_are_refused(x):
     with pytest.raises(ValueError, match=r"permutes the samples|mixes the samples"):
         check(lambda m, x: m.body(x).flip(0), x)
@@ -251,7 +263,16 @@ def cached_in_a_dict(model, x):
     return model.head((model.conv(x).mean((2, 3)) @ store["w"]).tanh())
 
 
-@pytest.mark.parametrize("odd", [cached, cached_in_a_dict])
+@functools.lru_cache
+def transposed(model, width):
+    return 2 * model.inner.weight.t()[:width]
+
+
+def cached_outside_the_model(model, x):
+    return model.head((model.conv(x).mean((2, 3)) @ transposed(model, 6)).tanh())
+
+
+@pytest.mark.parametrize("odd", [cached, cached_in_a_dict, cached_outside_the_model])
 def test_a_weight_that_the_model_caches_is_refused_and_the_model_left_clean(odd, x):
     model = randomise(Net(odd))
     before = set(vars(model))
@@ -347,6 +368,82 @@ def test_models_without_values_and_images_without_a_batch_are_refused_in_words(x
     wf = check(lambda m, x: m.body(x), x)
     with pytest.raises(ValueError, match=r"that of a single one\. Pass a batch: image\[None\]"):
         wf(x[0], forget=1)
+
+
+class Aliased(Net):
+    """Keeps a view of a weight, outside its parameters."""
+
+    def __init__(self, buffer):
+        super().__init__(lambda model, x: model.body(x) + model.turned.sum())
+        view = self.inner.weight.detach().t()[1:]
+        if buffer:
+            self.register_buffer("turned", view)
+        else:
+            self.turned = view
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_weight_under_another_name_is_refused(buffer, x):
+    x = x.float()  # other dtypes have memory of their own
+    with pytest.raises(ValueError, match=r"turned is the memory of inner\.weight"):
+        wfilter.apply_weight_filtering(Aliased(buffer), targets="*.weight", example_input=x)
+    wfilter.apply_weight_filtering(Aliased(buffer), targets="conv.*", example_input=x)
+
+
+@torch.no_grad()
+def test_a_weight_made_anew_in_each_forward_leaves_no_tensor_of_vmap_behind(x):
+    model = randomise(Net(lambda model, x: model.body(x)))
+    torch.nn.utils.spectral_norm(model.inner)
+    wf = apply(model.eval(), x, targets="inner.*")
+    mixed = wf(x, forget=LABELS)
+    close(copy.deepcopy(wf)(x, forget=LABELS), mixed)
+    close(wf(x[:1], forget=3), mixed[:1])
+
+
+def test_inputs_that_are_not_understood_are_refused_in_words(x):
+    wf = apply(randomise(Net(lambda model, x: model.body(x))), x)
+    for wrong in (x[:, :2], x[0, :, :, 0]):
+        with pytest.raises(ValueError, match="does not run on 5 samples like those given"):
+            wf(wrong, forget=1)
+    assert wf(x[:0], forget=1).shape == (0, CLASSES)
+    with pytest.raises(ValueError, match="empty batch"):
+        wfilter.apply_weight_filtering(
+            Net(lambda model, x: model.body(x)).double(), example_input=x[:0]
+        )
+    with pytest.raises(TypeError, match="untrain takes a filtered model"):
+        wfilter.untrain(wf.base, [(x, LABELS)])
+    with pytest.raises(TypeError, match="pair of tensors"):
+        wfilter.untrain(wf, (x, LABELS))
+    with pytest.raises(RuntimeError, match="DataParallel"):
+        wf._replicate_for_data_parallel()
+    wfilter.remove_weight_filtering(wf)
+    for use in (lambda: wf.bake(1), lambda: wf.forgetting(1)):
+        with pytest.raises(RuntimeError, match="filters of this model were removed"):
+            use()
+
+
+@pytest.mark.parametrize("form", ["across", "pixels", "boxes"])
+def test_models_that_are_no_classifiers_are_told_so(form, x):
+    forms = {
+        "across": lambda model, x: model.body(x).t(),
+        "pixels": lambda model, x: model.conv(x),
+        "boxes": lambda model, x: [{"boxes": model.conv(image[None])} for image in x],
+    }
+    with pytest.raises(ValueError, match=r"cannot read the number|A detection model"):
+        wfilter.apply_weight_filtering(Net(forms[form]).double(), example_input=x)
+    if form != "boxes":
+        wf = wfilter.apply_weight_filtering(Net(forms[form]).double(), CLASSES, example_input=x)
+        for use in (wfilter.untrain, wfilter.evaluate):
+            with pytest.raises(ValueError, match="needs logits of shape"):
+                use(wf, [(x, LABELS.clamp(0))])
+
+
+def test_filters_made_in_inference_mode_can_be_trained(x):
+    model = Net(lambda model, x: model.body(x)).double()
+    with torch.inference_mode():
+        wf = wfilter.apply_weight_filtering(model, example_input=x)
+    wf(x, forget=1).sum().backward()
+    assert wf.alphas.grad.abs().sum() > 0
 
 
 # ---- axes, what vmap cannot run ------------------------------------------------

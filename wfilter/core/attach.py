@@ -98,8 +98,10 @@ def apply_weight_filtering(
     chosen, inspection = _drop_unused(selected, inspection, targets)
     rows = _count_classes(model, inspection.classes, num_classes, class_names)
     class_names = _own_names(model, rows) if class_names is None else class_names
-    if not math.isfinite(init):
-        raise ValueError(f"init={init} must be finite; for gates of exactly 1 use {HARD:.0f}.")
+    if isinstance(init, bool) or not isinstance(init, (int, float)) or not math.isfinite(init):
+        raise ValueError(
+            f"init={init!r} must be a finite number; for gates of exactly 1 use {HARD:.0f}."
+        )
     mark = Mark(
         chosen[0].name,
         tuple(n for n, p in model.named_parameters() if p.requires_grad),
@@ -203,8 +205,9 @@ def _count_classes(
     if wanted is None:
         if seen is None:
             raise ValueError(
-                f"cannot read the number of classes off {type(model).__name__}'s output. Pass "
-                "num_classes=..."
+                f"cannot read the number of classes off {type(model).__name__}'s output, which is "
+                "no logits (batch, num_classes). Segmentation models and backbones without a head "
+                "are no classifiers; for others pass num_classes=..."
             )
         wanted = seen
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:

@@ -16,6 +16,7 @@ from wfilter.core.forget import Rows, as_sets
 from wfilter.core.forgetting import strip_methods
 from wfilter.core.gates import ByTarget
 from wfilter.core.outputs import logits_of
+from wfilter.core.refusals import check_base
 from wfilter.core.standardised import effective_weight, is_standardised, pads_like_timm
 from wfilter.core.targets import Target
 
@@ -58,6 +59,7 @@ def make_plain(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def bake_rows(wf: FilteredModel, rows: Rows, snap: float) -> nn.Module:
     """A plain copy of the base model with the gates, and the feature rows, of a set folded in."""
+    check_base(wf.base)
     gates = snapped(wf.row_gates(rows), snap)
     baked = bake(wf.base, wf.targets, ByTarget(wf.targets, gates))
     if wf.feature_rows is None:

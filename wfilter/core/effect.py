@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wfilter.core.gates import slices
-from wfilter.core.inspection import Inspection
+from wfilter.core.inspection import Inspection, parameter_of
 from wfilter.core.nearness import Near
 from wfilter.core.outputs import Inputs, take_apart
 from wfilter.core.paths import run_path
@@ -19,6 +19,35 @@ from wfilter.core.targets import Target
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
+
+
+def refuse_aliases(wf: FilteredModel) -> None:
+    """Stop at a tensor of the model that is a target's memory under another name: ungated there.
+
+    To be asked after a forward, as hooks put such names in place of weights that they make anew.
+    """
+    targets = {t.name: _memory(parameter_of(wf.base, t)) for t in wf.targets}
+    for path, module in wf.base.named_modules():
+        for name, value in (*vars(module).items(), *module._buffers.items()):
+            if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+                continue
+            place, start, stop = _memory(value)
+            for target, (other, first, last) in targets.items():
+                if place and place == other and start < last and first < stop:
+                    raise ValueError(
+                        f"{path + '.' if path else ''}{name} is the memory of {target} under "
+                        "another name: what the model makes of it would not be gated. Let the "
+                        f"model read {target} itself, or add exclude={target!r}."
+                    )
+
+
+def _memory(tensor: Tensor) -> tuple[int, int, int]:
+    """Where a tensor lies: its storage (0: in none), and the part of it in bytes."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return 0, 0, 0
+    length = 1 + sum((size - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride()))
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    return tensor.untyped_storage().data_ptr(), start, start + length * tensor.itemsize
 
 
 def refuse_without_effect(

@@ -50,7 +50,7 @@ def read_forget(
     if isinstance(forget, (list, tuple)):
         forget = _labels(forget, num_classes, class_names)
     elif isinstance(forget, np.ndarray):
-        forget = torch.from_numpy(np.ascontiguousarray(forget))
+        forget = _from_numpy(forget, num_classes, class_names)
     if isinstance(forget, Tensor) and forget.ndim:
         check_per_sample(forget, len(forget) if batch is None else batch, num_classes)
         return forget
@@ -150,6 +150,15 @@ def _labels(entries: Sequence[Any], num_classes: int, class_names: Sequence[str]
         [class_index(p, num_classes, class_names) if isinstance(p, str) else p for p in plain],
         dtype=torch.int64,
     )
+
+
+def _from_numpy(
+    forget: np.ndarray[Any, Any], num_classes: int, class_names: Sequence[str] | None
+) -> Tensor:
+    """The same entries as a tensor; names are those of classes."""
+    if forget.dtype.kind in "OSU":
+        return _labels(forget.tolist(), num_classes, class_names)
+    return torch.from_numpy(np.ascontiguousarray(forget).reshape(forget.shape))
 
 
 def _plain(member: object) -> object:

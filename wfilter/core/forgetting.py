@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,41 @@ _RUNNING: ContextVar[bool] = ContextVar("wfilter_running", default=False)
 class Forgetting(ContextDecorator):
     """What ``wf.forgetting`` returns, to be used in a ``with`` statement."""
 
+    _entered = True  # objects that a compiler makes without __init__ have nothing to warn of
+
     def __init__(self, owner: FilteredModel, rows: Rows | None):
         self._owner, self._rows = owner, rows
         self._entered = False
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """As a decorator: the block is open while the function runs, coroutines included."""
+        self._entered = True  # by each call of the function
+        if inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__name__} is an asynchronous generator, which a block cannot decorate. "
+                "Write 'with wf.forgetting(...):' inside it."
+            )
+        if inspect.iscoroutinefunction(function):
+            return self._around_coroutine(function)
+        if inspect.isgeneratorfunction(function):
+            return self._around_generator(function)
+        return super().__call__(function)
+
+    def _around_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        async def inner(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return inner
+
+    def _around_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return (yield from function(*args, **kwargs))
+
+        return inner
 
     def __enter__(self) -> FilteredModel:
         block = Block(self._owner, self._rows)

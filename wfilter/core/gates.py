@@ -65,7 +65,8 @@ def new_alphas(targets: Sequence[Target], num_classes: int, init: float, like: T
     units = sum(target.units for target in targets)
     # At least float32: a bfloat16 alpha of 3 does not move by a step of 0.005.
     dtype = torch.promote_types(like.dtype, torch.float32)
-    return torch.full((num_classes, units), float(init), device=like.device, dtype=dtype)
+    with torch.inference_mode(False):  # they are to be trained, wherever they are made
+        return torch.full((num_classes, units), float(init), device=like.device, dtype=dtype)
 
 
 def label_gates(

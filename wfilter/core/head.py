@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Head:
     numbers: tuple[int, ...]
     width: int
     is_plain: bool  # one call of F.linear on (batch, width), whose result is the logits themselves
+    samples_first: bool = field(default=True, repr=False)  # each call sees one entry per sample
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """The modules that hold the weights; one that is computed belongs to none."""
@@ -67,15 +68,18 @@ class _Call:
 class _Record(TorchFunctionMode):
     """Run the model unchanged and note its linear calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, followed: int | None = None) -> None:
         super().__init__()
         self.calls: list[_Call] = []
+        self.followed = followed  # the call whose output alone wants a gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if func in LINEAR and isinstance(output, Tensor):
             weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
             number = len(self.calls)
+            if number == self.followed:
+                output = output.detach().requires_grad_()
             self.calls.append(
                 _Call(number, LINEAR[func], args[0], weight, output, func is F.linear)
             )
@@ -101,6 +105,7 @@ def find_head(model: nn.Module, inputs: Inputs | None = None) -> Head:
     with kept(model), _Record() as record:
         output = inputs.run(model)
     calls = _heads(record.calls, logits_of(output))
+    calls = [call for call in calls if call is calls[-1] or not _feeds(model, inputs, call, calls)]
     if not calls:
         raise ValueError(
             f"{type(model).__name__} has no head that wfilter can see: no linear layer or "
@@ -112,6 +117,7 @@ def find_head(model: nn.Module, inputs: Inputs | None = None) -> Head:
         tuple(call.number for call in calls),
         sum(call.source.shape[call.axis] for call in calls),
         _is_plain(calls, logits_of(output), names),
+        all(call.source.shape[0] == len(inputs.images) for call in calls),
     )
 
 
@@ -133,6 +139,14 @@ def _heads(calls: list[_Call], logits: Tensor) -> list[_Call]:
             break
         last.insert(0, call)
     return last
+
+
+def _feeds(model: nn.Module, inputs: Inputs, call: _Call, calls: list[_Call]) -> bool:
+    """Whether a call with one output per class is a layer before a head, and no head itself."""
+    with torch.enable_grad(), kept(model), _Record(call.number) as record:
+        inputs.run(model)
+    later = [c.number for c in calls if c.number > call.number]
+    return any(c.number in later and c.source.requires_grad for c in record.calls)
 
 
 class HeadMode(TorchFunctionMode):
@@ -169,12 +183,19 @@ class HeadMode(TorchFunctionMode):
             return True
         return None in self.head.weights and self._number in self.head.numbers
 
-    def features(self) -> Tensor:
+    def features(self, batch: int) -> Tensor:
         """``(batch, width)``: several heads side by side, positions averaged."""
         if not self.seen:
             raise RuntimeError(
                 "the head was not called in this forward, or not through a function that wfilter "
                 "sees. If a part of the model was compiled or replaced since, undo that."
+            )
+        rows = [seen.shape[0] for seen in self.seen]
+        if not self.head.samples_first or any(count != batch for count in rows):
+            raise RuntimeError(
+                f"the head sees {rows[0]} entries for {batch} samples, as where views or frames of "
+                "an image run as a batch, or positions come first: features per sample are not "
+                "defined."
             )
         parts = [t.flatten(1, -2).mean(1) if t.ndim > 2 else t for t in self.seen]
         return torch.cat(parts, -1)

@@ -25,6 +25,9 @@ from wfilter.core.targets import Target
 MARKED_BATCH = 5
 
 
+Axes = Sequence[int | None]
+
+
 @dataclass(frozen=True)
 class Finding:
     """How one target is used: ``by`` is "output", "weight" or "unused"."""
@@ -204,6 +207,8 @@ def inspect(model: nn.Module, targets: Sequence[Target], example: Inputs) -> Ins
         example: One sample or more; of the images only shape, dtype and device matter.
     """
     kind = example.images.dtype
+    if not len(example.images):
+        raise ValueError("the images are an empty batch, which shows nothing. Give at least one.")
     if not kind.is_floating_point:
         raise TypeError(
             f"the model's input has dtype {str(kind).removeprefix('torch.')}. Weight "
@@ -214,14 +219,29 @@ def inspect(model: nn.Module, targets: Sequence[Target], example: Inputs) -> Ins
     mode = InspectMode({**whole, **make_sites(model, targets)}, MARKED_BATCH)
     with kept(model):
         with mode:
-            output = marked.run(model)
+            output = _try_run(model, marked)
         one = clean.of_samples(torch.tensor([0])).run(model)
         axes = batch_axes(take_apart(output)[0], take_apart(one)[0])
         for index in range(len(targets)):
             _look_downstream(model, clean, mode, index, axes)
         mixes = _mixes_samples(model, clean, output, axes)
     findings = tuple(_judge(t, mode, i) for i, t in enumerate(targets))
-    return Inspection(example.key, findings, axes, mixes, _classes(output))
+    return Inspection(example.key, findings, axes, mixes, _classes(output, axes))
+
+
+def _try_run(model: nn.Module, inputs: Inputs) -> object:
+    """The model's output; an error says for which inputs, as they are not those of the user."""
+    try:
+        return inputs.run(model)
+    except Exception as error:
+        shape, kind = tuple(inputs.images.shape), str(inputs.images.dtype).removeprefix("torch.")
+        others = f" and {', '.join(inputs.others)}" if inputs.others else ""
+        raise ValueError(
+            f"{type(model).__name__} does not run on {MARKED_BATCH} samples like those given, "
+            f"images of shape {shape} and dtype {kind}{others}: {error}\n"
+            "Give a batch that it takes (image[None] for a single one). Of other inputs a tensor "
+            "as long as the batch belongs to its samples; any other, or one in a list, to all."
+        ) from error
 
 
 def _marked_batch(example: Inputs) -> tuple[Inputs, Inputs]:
@@ -233,16 +253,14 @@ def _marked_batch(example: Inputs) -> tuple[Inputs, Inputs]:
     return repeated.with_images(clean), repeated.with_images(images)
 
 
-def _classes(output: object) -> int | None:
-    """How many logits each sample has, if the output shows it."""
+def _classes(output: object, axes: Axes) -> int | None:
+    """How many logits each sample has, if they are ``(batch, num_classes)``."""
     try:
         logits = logits_of(output)
     except TypeError:
         return None
-    return logits.shape[-1] if logits.ndim == 2 else None
-
-
-Axes = Sequence[int | None]
+    places = [a for t, a in zip(take_apart(output)[0], axes) if t is logits]
+    return logits.shape[-1] if logits.ndim == 2 and not any(places) else None
 
 
 def _mixes_samples(model: nn.Module, clean: Inputs, output: object, axes: Axes) -> bool:

@@ -32,7 +32,7 @@ from wfilter.core.paths import run_path
 from wfilter.core.proof import inspect_again
 from wfilter.core.prune import prune as prune_model
 from wfilter.core.refusals import check_values, refuse_bad_alphas
-from wfilter.core.sharing import Pins, run_replicated
+from wfilter.core.sharing import NO_REPLICAS, Pins, run_replicated
 from wfilter.core.targets import Target
 
 
@@ -301,9 +301,8 @@ class FilteredModel(nn.Module):
         """A plain copy of the base model with the gates of one class or set folded in.
 
         Same class and ``state_dict`` keys as the base model, independent of it, no wfilter needed,
-        and in eval mode, also where the model was given in training mode.
-        Feature rows become a linear layer in front of the head, which hides less than they do; see
-        ``FeatureRows.folded``.
+        and always in eval mode. Feature rows become a linear layer in front of the head, which
+        hides less than they do; see ``FeatureRows.folded``.
 
         Args:
             forget: One class or set.
@@ -382,10 +381,13 @@ class FilteredModel(nn.Module):
         refuse_inside(self.base, "state_dict")
         return super().state_dict(*args, **kwargs)
 
+    def _replicate_for_data_parallel(self) -> FilteredModel:
+        raise RuntimeError(NO_REPLICAS)
+
     def __getstate__(self) -> dict[str, Any]:
         refuse_inside(self.base, "copying or pickling")
-        known = self.known.without_sites()
-        return {**self.__dict__, "compiled": None, "open_blocks": 0, "known": known}
+        fresh = {"compiled": None, "open_blocks": 0, "known": self.known.without_sites()}
+        return {**self.__dict__, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -394,7 +396,5 @@ class FilteredModel(nn.Module):
     def extra_repr(self) -> str:
         """Shown above the base model when printed."""
         fused = sum(f.path == "fused" for f in self.known.latest.findings)
-        return (
-            f"num_classes={self.num_classes}, granularity={self.granularity!r}, "
-            f"{len(self.targets)} targets ({fused} fused), {self.alphas.shape[1]} units"
-        )
+        counts = f"{len(self.targets)} targets ({fused} fused), {self.alphas.shape[1]} units"
+        return f"num_classes={self.num_classes}, granularity={self.granularity!r}, {counts}"

@@ -217,7 +217,8 @@ def batch_axes(many: Sequence[Tensor], one: Sequence[Tensor]) -> tuple[int | Non
     if len(many) != len(one):
         raise ValueError(
             f"the model returns {len(many)} tensors for several samples and {len(one)} for one: "
-            "outputs of single samples cannot be put together."
+            "outputs of single samples cannot be put together. A detection model is one such: it "
+            "lists boxes, image by image, where filters need one row of logits for each."
         )
     return tuple(_batch_axis(a.shape, b.shape) for a, b in zip(many, one))
 

@@ -141,7 +141,7 @@ def _run(
     _refuse_idle(wf, inspection, mode)
     if failed is not None:
         failed.is_safe = False
-    return at_head.features() if features and at_head is not None else output
+    return at_head.features(inputs.shape[0]) if features and at_head is not None else output
 
 
 def _refuse_idle(wf: FilteredModel, inspection: Inspection, mode: GateMode) -> None:
@@ -214,7 +214,7 @@ def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:
     mode = _head_mode(wf, inputs, None)
     with running(), mode:
         inputs.run(wf.base)
-    return mode.features()
+    return mode.features(inputs.shape[0])
 
 
 def _head_mode(wf: FilteredModel, inputs: Inputs, sets: Tensor | None) -> HeadMode:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wfilter.core.effect import refuse_without_effect
+from wfilter.core.effect import refuse_aliases, refuse_without_effect
 from wfilter.core.forgetting import running
 from wfilter.core.inspection import Finding, Inspection, inspect
 from wfilter.core.messages import first_line
@@ -114,6 +114,7 @@ def _prove(wf: FilteredModel, inspection: Inspection, example: Inputs, near: Nea
             wf.known.remember(candidate)
             reason = _fault(trial, candidate)
             if reason is None:
+                _refuse_used_once(wf, candidate, batch)
                 refuse_without_effect(wf, candidate, next(batch.singly()), state)
                 return candidate
             reasons.append(reason)
@@ -150,6 +151,12 @@ def _alone(
     """The answers by the oracle, each sample alone with its weights multiplied by hand."""
     first, *others = batch.singly()
     alone, base = [run_from(state, wf.base, first)], gateable(wf.base)
+    refuse_aliases(wf)
+    if not torch.equal(first.images, batch.images[:1]):
+        raise Unproved(
+            f"{type(wf.base).__name__} writes to the images it is given (x -= mean): whoever uses "
+            "them again gets others. Let it make new ones (x = x - mean)."
+        )
     products: dict[str, Tensor] = {}
     for single, row in zip(others, gates[1:]):
         state.restore()
@@ -198,6 +205,8 @@ def _difference(trial: _Trial, axes: Sequence[int | None]) -> str | None:
         mixed = run_path(wf, batch.of_samples(order), gates[order])
         if not near.alike(_tensors(mixed), [trial.alone[i] for i in order.tolist()], axes):
             return "differs"
+    if trial.state.holds_wrapped():
+        return "leaves tensors of vmap behind"
     one = run_path(wf, batch.of_samples(torch.tensor([1])), gates[1])
     if not near.alike(_tensors(one), trial.alone[1:2], axes):
         return "differs"
@@ -206,6 +215,23 @@ def _difference(trial: _Trial, axes: Sequence[int | None]) -> str | None:
         return None
     before = run_from(trial.state, wf.base, batch)
     return "differs" if all(map(near, after, before)) else "stays behind"
+
+
+def _refuse_used_once(wf: FilteredModel, proved: Inspection, batch: Inputs) -> None:
+    """Stop at targets that are used no more, since the model kept what its first forward made.
+
+    One sample at a time a target may rest, for branches on samples; so look at the same ones again.
+    """
+    if not proved.singly:
+        return
+    findings = inspect(wf.base, wf.targets, batch).findings
+    resting = [t.name for t, f in zip(wf.targets, findings) if f.by == "unused"]
+    if resting:
+        raise Unproved(
+            f"{type(wf.base).__name__} uses {resting[0]} in its first forward alone and keeps what "
+            "it makes of it (a cache, such as functools.lru_cache): gates would come too late. "
+            f"Add exclude={resting!r}, or turn the cache off."
+        )
 
 
 def _tensors(output: Any) -> list[Tensor]:

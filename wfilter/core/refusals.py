@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
 
-def check_base(base: nn.Module, parts: Iterable[nn.Module]) -> None:
+def check_base(base: nn.Module, parts: Iterable[nn.Module] = ()) -> None:
     """Stop where the base model, of these ``parts``, is not as apply left it."""
     if not is_marked(base):
         raise RuntimeError("the filters of this model were removed. Apply them again.")
@@ -50,8 +50,19 @@ def refuse_single_image(known: Key, inputs: Inputs) -> None:
         )
 
 
+def refuse_no_logits(wf: FilteredModel, what: str) -> None:
+    """Stop where the model's output is not ``(batch, num_classes)``, as ``what`` needs it."""
+    if wf.known.latest.classes != wf.num_classes:
+        raise ValueError(
+            f"{what} needs logits of shape (batch, {wf.num_classes}), but those of "
+            f"{type(wf.base).__name__} are none such (a segmentation model, or a batch that is not "
+            "first). Wrap the model in one that returns them, then apply weight filtering."
+        )
+
+
 def check_values(wf: FilteredModel, wanted: Rows | Tensor) -> None:
     """Stop at alphas that are not finite, and at pinned ones that moved."""
+    check_base(wf.base)
     wf.pins.check(wf)
     alphas = wf.alphas
     if not readable(alphas):

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
 
 
+NO_REPLICAS = (
+    "torch.nn.DataParallel makes copies whose parameters are none, where no gate finds them, and "
+    "runs them in threads that see no block. Use DistributedDataParallel, or one device."
+)
+
+
 class Pins:
     """Targets whose gates are all exactly 1, so that a forward can skip them."""
 

@@ -6,6 +6,7 @@ Buffers written or reassigned, plain attributes, caches in dicts and lists, rand
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import is_
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 # Not looked into: plain values; code; and modules, which are all visited on their own.
 _PLAIN = frozenset((int, float, bool, str, bytes, type(None), torch.dtype, torch.device))
 _OPAQUE = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_DICTS = frozenset((dict, OrderedDict))
 _DEPTH = 4  # levels of containers and objects that are looked into
 
 
@@ -30,6 +32,7 @@ class Snapshot:
 
     def __init__(self, model: nn.Module):
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._empty: list[dict[Any, Any]] = []
         self._undo: list[Callable[[], bool]] = []
         self._seen = {id(parameter) for parameter in model.parameters()}  # a forward writes to none
         for module in model.modules():
@@ -41,12 +44,21 @@ class Snapshot:
         for put_back in self._random:
             put_back()
         changes = [undo() for undo in self._undo]
+        filled = [now for now in self._empty if now]
+        for now in filled:
+            now.clear()
         changed = [pair for pair in self._dicts if (pair[0] or pair[1]) and not _same(*pair)]
         for now, before in changed:
             for key in [key for key in now if key not in before]:
                 del now[key]
             now.update(before)
-        return any(changes) or bool(changed)
+        return any(changes) or bool(changed) or bool(filled)
+
+    def holds_wrapped(self) -> bool:
+        """Whether a forward left a tensor of ``vmap`` behind, which nothing outside can read."""
+        changed = [now for now, before in self._dicts if not _same(now, before)] + self._empty
+        values = [value for now in changed for value in now.values() if isinstance(value, Tensor)]
+        return any(map(torch._C._functorch.is_functorch_wrapped_tensor, values))
 
     def _keep(self, value: Any, depth: int) -> None:
         if id(value) in self._seen or isinstance(value, _OPAQUE):
@@ -68,8 +80,13 @@ class Snapshot:
             self._keep(vars(value), depth + 1)
 
     def _inside(self, values: Any, depth: int) -> None:
-        if depth < _DEPTH:
-            for value in [value for value in values if type(value) not in _PLAIN]:
+        if depth == _DEPTH:
+            return
+        for value in values:
+            kind = type(value)
+            if kind in _DICTS and not value:
+                self._empty.append(value)
+            elif kind not in _PLAIN:
                 self._keep(value, depth + 1)
 
 

@@ -66,6 +66,12 @@ def refuse_no_batches(data: object, name: str) -> None:
             f"{name} is a tensor of shape {tuple(data.shape)}, not batches. Give "
             "wfilter.InMemory(images, labels)."
         )
+    pair = isinstance(data, tuple) and len(data) == 2 and all(isinstance(d, Tensor) for d in data)
+    if pair and data[1].ndim < 2:  # type: ignore[index]
+        raise TypeError(
+            f"{name} is a pair of tensors, which would be read as two batches. Give "
+            "wfilter.InMemory(images, labels), or a list of such pairs."
+        )
     if isinstance(data, Dataset) and hasattr(data, "__getitem__"):
         raise TypeError(
             f"{name} is a Dataset ({type(data).__name__}), which gives one sample at a time. Give "
@@ -113,7 +119,7 @@ def split_batch(batch: Any) -> tuple[Tensor, Tensor | None]:
         return batch[0], batch[1] if len(batch) > 1 else None
     raise TypeError(
         f"a batch of type {type(batch).__name__} is not understood. Give (images, labels), images "
-        "alone, or a dict with 'image' and 'label'."
+        "alone, or a dict with 'image' and 'label'; all of them tensors (torch.as_tensor(array))."
     )
 
 

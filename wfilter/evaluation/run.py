@@ -16,6 +16,7 @@ from wfilter import __version__, baselines
 from wfilter.core.forget import refuse_other_classes
 from wfilter.core.gates import class_index
 from wfilter.core.model import FilteredModel
+from wfilter.core.refusals import refuse_no_logits
 from wfilter.core.renamed import renamed_keywords
 from wfilter.data.batches import labelled
 from wfilter.data.reading import LabelledBatches, as_batches
@@ -154,6 +155,7 @@ def make_problem(
     """
     batches = as_batches(data)
     if isinstance(model, FilteredModel):
+        refuse_no_logits(model, "evaluate")
         refuse_other_classes(model.class_names, data)
         refuse_other_classes(model.class_names, train)
         base, number, names = model.base, model.num_classes, model.class_names

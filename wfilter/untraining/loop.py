@@ -10,6 +10,7 @@ import torch
 from wfilter.core.forget import refuse_other_classes
 from wfilter.core.forgetting import refuse_inside
 from wfilter.core.model import FilteredModel
+from wfilter.core.refusals import check_base, refuse_no_logits
 from wfilter.data.batches import Batches, InMemory, refuse_no_batches
 from wfilter.untraining.auto import AutoRun
 from wfilter.untraining.history import Ended, History
@@ -132,6 +133,13 @@ def _limit(train: object, epochs: int | None, steps: int | None) -> int | None:
 
 
 def _refuse_bad_data(wf: FilteredModel, train: object, val: object) -> None:
+    if not isinstance(wf, FilteredModel):
+        raise TypeError(
+            f"untrain takes a filtered model, not a {type(wf).__name__}. Call "
+            "wf = wfilter.apply_weight_filtering(model) first."
+        )
+    check_base(wf.base, wf.parts)
+    refuse_no_logits(wf, "untrain")
     refuse_inside(wf.base, "untrain")
     refuse_no_batches(train, "train")
     if val is not None:
