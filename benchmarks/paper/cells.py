@@ -143,7 +143,8 @@ REASONS = {
     "base model's answers without the class and does nothing to flatten them",
     ("ZRF", "auto"): "how flat the answers on the forgotten class are. Feature rows answer as "
     "surely as the class they draw from, so ZRF stays near the original's; gates copy the base "
-    "model's answers without the class",
+    "model's answers without the class. Flatter answers would raise ZRF and tell the forgotten "
+    "images by their doubt, so there is no such option",
     ("deletion", ""): "which gates close, and in which order. The paper's recipe, run by us on the "
     "same networks, is ahead of ours",
     (RELEARN, ""): "what is trained, which the paper does not say: here all weights of the baked "
