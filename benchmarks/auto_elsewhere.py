@@ -306,8 +306,8 @@ def table() -> str:
         "fresh images, right without a class / known of it; the bar: Acc_f at most 0.5, no class "
         "above 3, Acc_r at most 0.5 below the original. "
         '"says" is the run\'s own verdict, "is" what fresh images say, of single rows. With '
-        "several labels to an image each label counts. A run is not called met where sets fall short, or a "
-        "class has no image to judge its row by.\n\n"
+        "several labels to an image each label counts. A run is not called met "
+        "where sets fall short, or a class has no image to judge its row by.\n\n"
         "| problem | seed | original | Acc_r | Acc_f (worst class) | cpu s | by | met: says | is "
         "|\n"
         "|---|--:|--:|--:|--:|--:|---|---|---|\n"
