@@ -1,7 +1,7 @@
 """One model for all tenants against one baked model each, and against one request at a time.
 
     python benchmarks/serve.py
-    python benchmarks/serve.py --requests 96 --rounds 6     # the table in docs/serving.md
+    python benchmarks/serve.py --requests 96 --rounds 12    # the table in docs/serving.md
 
 Three servers of one Ray, on loopback, asked by the same clients, in another order each round:
 (a) ``wfilter serve`` as it is, with tokens; (b) Ray's multiplexing, one baked model per tenant, ten
