@@ -168,11 +168,18 @@ def start(
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if not ray.is_initialized():
         _start_ray(settings.replicas, metrics_port)
+        _end_quietly_on_sigterm()  # Ray's own handler prints a stack and aborts
     serve.start(
         http_options={"host": host, "port": port, "request_timeout_s": 2 * settings.answer_seconds},
         logging_config=LOGGING,
     )
     serve.run(bind(settings), name="wfilter", route_prefix="/")
+
+
+def _end_quietly_on_sigterm() -> None:
+    """Until `wait_for_interrupt` listens, SIGTERM ends this process, and Ray with it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _start_ray(replicas: int, metrics_port: int | None) -> None:
