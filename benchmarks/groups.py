@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from wfilter.data.formats import cache_folder
 FILE = RESULTS / "groups.jsonl"
 SETS = ((1, 3, 8), (0, 4, 6), (2, 5, 9))
 SPLITS = ("train", "held out", "test")
+KEY = itemgetter("network", "variant", "images", "steps")
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "groups": {"groups": True},
@@ -102,11 +104,11 @@ def run(args: argparse.Namespace) -> None:
     model = zoo.build(spec, weights=zoo.weights_path(spec)).eval()
     shown = given_to_tail(args.network, model, args.images)
     variants = {**VARIANTS, **{f"{n:g}": {"lambda_alpha": n} for n in args.reward}}
-    done = [(ln["network"], ln["variant"], ln["steps"]) for ln in read_lines(args.out)]
+    done = [KEY(ln) for ln in read_lines(args.out)]
     for name, changes in variants.items():
         tied = changes.get("groups") and args.network.startswith("vgg")  # it adds nothing up
         wanted = not args.only or name in args.only
-        if tied or not wanted or (args.network, name, args.steps) in done:
+        if tied or not wanted or (args.network, name, args.images, args.steps) in done:
             continue
         start = time.process_time()
         wf = untrained(split(model)[1], changes, shown["train"], args)
@@ -152,11 +154,11 @@ def table(lines: list[dict[str, Any]]) -> str:
         f"Means over the sets {', '.join(map(str, SETS))}; parameters of the part with gates, "
         "pruned / whole.",
         "",
-        "| network | variant | steps | parameters | Acc_r, held out | Acc_f, held out | "
-        "Acc_r, test | Acc_f, test |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| network | variant | training images | steps | parameters | Acc_r, held out | "
+        "Acc_f, held out | Acc_r, test | Acc_f, test |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for line in {(ln["network"], ln["variant"], ln["steps"]): ln for ln in lines}.values():
+    for line in {KEY(ln): ln for ln in lines}.values():
         left = sum(after / before for before, after in line["parameters"]) / len(SETS)
         accuracies = [
             f"{sum(line[f'{name} {part}']) / len(SETS):.2f}"
@@ -165,7 +167,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         ]
         variant = line["variant"] if line["variant"] in VARIANTS else f"reward {line['variant']}"
         text.append(
-            f"| {line['network']} | {variant} | {line['steps']} | {left:.3f} | "
+            f"| {line['network']} | {variant} | {line['images']} | {line['steps']} | {left:.3f} | "
             f"{' | '.join(accuracies)} |"
         )
     return "\n".join(text) + "\n"

@@ -155,6 +155,13 @@ def test_the_file_is_the_same_whatever_the_weights_under_closed_gates_were(wf, t
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
+def test_a_bake_with_zeros_names_pruning_and_a_pruned_one_does_not(wf, tmp_path):
+    path = tmp_path / "baked.safetensors"
+    assert "before you hand it out, see --prune" in str(baking.bake(wf, {FORGET}, path))
+    small = baking.bake(wf, {FORGET}, path, pruned=True, example_input=EXAMPLE)
+    assert "see --prune" not in str(small)
+
+
 @pytest.mark.parametrize("forget", [FORGET, {0, FORGET}, {0, 1, 2, 3}])
 def test_closed_is_exactly_zero_and_open_bit_for_bit_the_base_model(wf, forget):
     baked, base = wf.bake(forget).state_dict(), wf.base.state_dict()

@@ -15,6 +15,10 @@ from wfilter.files.export import export
 from wfilter.files.pruned import save_pruned
 
 FORMATS = (".safetensors", ".pt2", ".onnx")
+UNPRUNED = (
+    "What read the closed channels is still in the file and helps whoever fills their zeros to "
+    "bring a class back: before you hand it out, see --prune."
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,9 @@ class Baked:
             f"{self.between} between (weights that are only made small can be made large again, "
             "without the base model and without data: see --snap)."
         )
-        return f"{text}\n{self.pruned}" if self.pruned else text
+        if self.pruned:
+            return f"{text}\n{self.pruned}"
+        return f"{text}\n{UNPRUNED}" if self.closed else text
 
 
 def bake(

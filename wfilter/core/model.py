@@ -308,7 +308,7 @@ class FilteredModel(nn.Module):
             forget: One class or set.
             snap: Gates below ``snap`` become exactly 0, those above ``1 - snap`` exactly 1; see
                 ``snap_effect`` for what that changes.
-            prune: Also take out what closed gates silenced; ``wfilter.prune`` tells what that was.
+            prune: Also take out what closed gates silenced, see ``wfilter.prune``; it is safer.
             example_input: Images the model takes, for pruning, where their size is not guessed.
 
         Example:
