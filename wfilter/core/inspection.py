@@ -59,7 +59,6 @@ class Inspection:
     mixes: bool
     classes: int | None
     singly: bool = False  # vmap has no way: a mixed batch runs one sample after the other
-    copied: bool = True  # whether stand-ins may take the place of parameters (stand_ins.py)
 
     @cached_property
     def is_fused(self) -> bool:

@@ -11,8 +11,8 @@ from torch import nn
 from wfilter.core.forgetting import running
 from wfilter.core.head import Head, find_head
 from wfilter.core.inspection import Inspection, Owned
+from wfilter.core.modes import Spans
 from wfilter.core.outputs import Inputs, Key
-from wfilter.core.stand_ins import CopyPlan
 
 
 class KeptSites(NamedTuple):
@@ -21,7 +21,7 @@ class KeptSites(NamedTuple):
     inspection: Inspection
     pinned: frozenset[int]
     owned: tuple[Owned, ...]
-    copies: CopyPlan | None
+    spans: Spans
 
 
 class Known:

@@ -40,7 +40,6 @@ class GateMode(InterceptMode):
         self.replicas = replicas
         self.spans = spans
         self.acted: set[int] = set()
-        self.notes = 0  # how many times a target was gated
         self.batch = gates.shape[0] if gates.ndim == 2 else None
         self._tables: dict[object, dict[int, Tensor]] = {}
         self._simple = not self.weights and not self.watches
@@ -77,7 +76,6 @@ class GateMode(InterceptMode):
         """Remember that a target was gated; refuse where a gradient would be wrong."""
         if not torch.compiler.is_dynamo_compiling():  # asked now: the base model may be compiled
             self.acted.add(index)
-            self.notes += 1
         if self._recomputation.needed:
             self._recomputation.refuse()
 

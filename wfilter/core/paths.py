@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from wfilter.core.compiling import one_graph
 from wfilter.core.forgetting import is_any_open, running
-from wfilter.core.gates import ByTarget, traced
+from wfilter.core.gates import ByTarget
 from wfilter.core.head import Head, HeadMode
 from wfilter.core.inspection import (
     Inspection,
@@ -23,9 +23,8 @@ from wfilter.core.inspection import (
     sites_now,
 )
 from wfilter.core.known import KeptSites
-from wfilter.core.modes import GateMode
+from wfilter.core.modes import GateMode, spans
 from wfilter.core.outputs import Inputs, join, take_apart
-from wfilter.core.stand_ins import CopyPlan, plan_copies, run_copied
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
@@ -121,26 +120,11 @@ def _run(
     replicas: int = 1,
 ) -> Any:
     """The base model, gated at outputs where a rule covers the target, at weights elsewhere."""
-    wanted = inputs.need_gradients
-    plain = not features and sets is None
-    plan = _kept_sites(wf, inspection).copies if plain and not traced(gates) else None
-    failed: CopyPlan | None = None
-    if plan is not None and plan.is_safe:
-        mode = GateMode({}, gates, None, replicas, differentiated=wanted, spans=plan.spans)
-        try:
-            with _passing_entries():
-                copied = run_copied(plan, mode, inputs)
-            if copied is not None:
-                return copied[0]
-        except Exception:  # of the model's own, or of a stand-in: the mode tells which
-            failed = plan
-    mode = gate_mode(wf, inspection, gates, replicas, differentiated=wanted)
-    at_head = None if plain else _head_mode(wf, inputs, sets)
+    mode = gate_mode(wf, inspection, gates, replicas, differentiated=inputs.need_gradients)
+    at_head = _head_mode(wf, inputs, sets) if features or sets is not None else None
     with one_graph(), _passing_entries(), mode, at_head or nullcontext():
         output = inputs.run(wf.base)
     _refuse_idle(wf, inspection, mode)
-    if failed is not None:
-        failed.is_safe = False
     return at_head.features(inputs.shape[0]) if features and at_head is not None else output
 
 
@@ -190,10 +174,11 @@ def gate_mode(
                 gate = target.spread(by_target[target.name]).to(weight.dtype)
                 weights[id(weight)] = index, weight * gate
     if torch.compiler.is_compiling():
-        sites = make_sites(wf.base, wf.targets, findings, pinned)
+        sites, bounds = make_sites(wf.base, wf.targets, findings, pinned), None
     else:
-        sites = sites_now(_kept_sites(wf, inspection).owned)
-    return GateMode(sites, gates, weights, replicas, differentiated=differentiated)
+        kept = _kept_sites(wf, inspection)
+        sites, bounds = sites_now(kept.owned), kept.spans
+    return GateMode(sites, gates, weights, replicas, differentiated=differentiated, spans=bounds)
 
 
 def _kept_sites(wf: FilteredModel, inspection: Inspection) -> KeptSites:
@@ -202,10 +187,8 @@ def _kept_sites(wf: FilteredModel, inspection: Inspection) -> KeptSites:
     kept = wf.known.sites.get(id(inspection))
     if kept is None or kept.inspection is not inspection or kept.pinned != pinned:
         owned = find_sites(wf.base, wf.targets, inspection.findings, pinned)
-        plan = None
-        if inspection.copied and inspection.is_fused:
-            plan = plan_copies(wf.base, sites_now(owned), wf.alphas.shape[1])
-        kept = wf.known.sites[id(inspection)] = KeptSites(inspection, pinned, owned, plan)
+        bounds = spans(sites_now(owned).values(), wf.alphas.shape[1])
+        kept = wf.known.sites[id(inspection)] = KeptSites(inspection, pinned, owned, bounds)
     return kept
 
 

@@ -167,8 +167,6 @@ def _alone(
 def _candidates(inspection: Inspection) -> Iterator[Inspection]:
     """What to try, fastest first: as found, exact by vmap, one by one, and all by weights."""
     yield inspection
-    if inspection.is_fused:
-        yield replace(inspection, copied=False)
     slow = [_unfused(finding) for finding in inspection.findings]
     for findings in (slow, [_by_weight(finding) for finding in slow]):
         yield replace(inspection, findings=tuple(findings))
