@@ -196,7 +196,10 @@ def test_no_log_of_ours_or_of_ray_holds_a_token(server):
 
 
 def test_server_prints_where_it_is_and_no_lines_of_ray(server):
-    assert (server.folder / "server.log").read_text().startswith("Serving at http://127.0.0.1:")
+    log, end = server.folder / "server.log", time.monotonic() + 60
+    while not log.read_text() and time.monotonic() < end:  # it answers a little before it says so
+        time.sleep(0.1)
+    assert log.read_text().startswith("Serving at http://127.0.0.1:")
 
 
 def test_metrics_are_exported_through_ray(server):
