@@ -123,7 +123,8 @@ def probe_plot(points: Points, path: Path) -> Path:
         axes.margins(y=0.25)
         low, high = axes.get_ylim()
         wider = max(0, LEAST_POINTS - (high - low)) / 2  # a tenth of a point is to look small
-        axes.set_ylim(low - wider, high + wider)
+        top = min(high + wider, 100.3)  # no accuracy is higher; the mark of one at 100 is whole
+        axes.set_ylim(min(low - wider, top - LEAST_POINTS), top)
         axes.grid(alpha=0.25)
         word = "class" if len(points.classes) == 1 else "classes"
         title = f"forgetting {word} {short(points.classes)}"
