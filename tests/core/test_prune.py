@@ -378,13 +378,21 @@ def families():
     return [pytest.param(n, marks=[] if n in ORDINARY else slow) for n in FAMILIES]
 
 
+WHOLE = {"timm bit": "read by group_norm"}  # of which nothing can be cut, and why
+
+
+@torch.no_grad()  # some keep what they computed, and could not be copied with its gradient
 @pytest.mark.parametrize("name", families())
 def test_a_pruned_family_has_fewer_parameters_and_the_same_logits(name):
     model, x = family(name)
     wf = wfilter.apply_weight_filtering(model, example_input=x)
     whole = close_rows(wf.bake(set()))
     result = prune(whole, x)
-    assert result.parameters[1] < 0.95 * result.parameters[0]
+    if name in WHOLE:
+        assert {left.why for left in result.left} == {WHOLE[name]}
+        assert result.parameters[1] == result.parameters[0]
+    else:
+        assert result.parameters[1] < 0.95 * result.parameters[0]
     close(result.model(x), whole(x), 1e-10)
     assert copy.deepcopy(result.model)(x).shape == (4, 10)
 
