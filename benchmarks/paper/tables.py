@@ -48,9 +48,9 @@ def table1(runs: Sequence[Run]) -> str:
         "its recipe as we read it; `auto` is the default recipe with no setting for "
         "any backbone, `distill` our fixed one. Relearning by alphas trains the row's alphas "
         "alone, straight-through where gates are exact; feature rows have none to train. "
-        "ImageNet's ResNet-18 was compressed and fine-tuned by others; `auto` there is of k2 "
-        "alone (originals 72.7 and 64.2) where it has one seed. Models retrained beside "
-        "an earlier original are kept, but for relearning, which ends at the original's "
+        "ImageNet's ResNet-18 was compressed and fine-tuned by others; `auto` there has two sets "
+        "of validation images held out in turn in place of seeds. Models retrained beside an "
+        "earlier original are kept, but for relearning, which ends at the original's "
         "accuracy. A dash in the paper's column: not in the paper; in ours: not measured, with "
         "the reason.",
         "",
