@@ -403,7 +403,7 @@ def test_a_weight_made_anew_in_each_forward_leaves_no_tensor_of_vmap_behind(x):
 def test_inputs_that_are_not_understood_are_refused_in_words(x):
     wf = apply(randomise(Net(lambda model, x: model.body(x))), x)
     for wrong in (x[:, :2], x[0, :, :, 0]):
-        with pytest.raises(ValueError, match="does not run on 5 samples like those given"):
+        with pytest.raises(RuntimeError, match="does not run on 5 samples like those given"):
             wf(wrong, forget=1)
     assert wf(x[:0], forget=1).shape == (0, CLASSES)
     with pytest.raises(ValueError, match="empty batch"):

@@ -71,7 +71,7 @@ class _Record(TorchFunctionMode):
     def __init__(self, followed: int | None = None) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        self.followed = followed  # the call whose output alone wants a gradient
+        self.followed = followed  # the call whose output wants a gradient
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -145,8 +145,18 @@ def _feeds(model: nn.Module, inputs: Inputs, call: _Call, calls: list[_Call]) ->
     """Whether a call with one output per class is a layer before a head, and no head itself."""
     with torch.enable_grad(), kept(model), _Record(call.number) as record:
         inputs.run(model)
-    later = [c.number for c in calls if c.number > call.number]
-    return any(c.number in later and c.source.requires_grad for c in record.calls)
+    followed = record.calls[call.number].output
+    later = {c.number for c in calls if c.number > call.number}
+    return any(c.number in later and _depends(c.source, followed) for c in record.calls)
+
+
+def _depends(made: Tensor, leaf: Tensor) -> bool:
+    """Whether one tensor was made of another; parameters may want gradients, too."""
+    if not made.requires_grad:
+        return False
+    ones = torch.ones_like(made)
+    gradient = torch.autograd.grad(made, leaf, ones, retain_graph=True, allow_unused=True)
+    return gradient[0] is not None
 
 
 class HeadMode(TorchFunctionMode):

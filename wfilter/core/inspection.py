@@ -235,7 +235,7 @@ def _try_run(model: nn.Module, inputs: Inputs) -> object:
     except Exception as error:
         shape, kind = tuple(inputs.images.shape), str(inputs.images.dtype).removeprefix("torch.")
         others = f" and {', '.join(inputs.others)}" if inputs.others else ""
-        raise ValueError(
+        raise RuntimeError(  # as torch raises itself, so that whoever catches that goes on
             f"{type(model).__name__} does not run on {MARKED_BATCH} samples like those given, "
             f"images of shape {shape} and dtype {kind}{others}: {error}\n"
             "Give a batch that it takes (image[None] for a single one). Of other inputs a tensor "
