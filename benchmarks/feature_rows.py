@@ -10,12 +10,12 @@
 
 ``judge`` runs the attacks of ``attacks.py`` on every class: under a logit mask, under the feature
 row, under the row folded into two linear layers, and on a network trained without the class where
-``--references`` has one (``NAME-s0.safetensors`` and ``NAME-s0-without3.safetensors``, ...). Rows
-are fitted on the first ``--images`` training images, and so are the probes; figures are of the
-whole test set. ``imagenet`` fits on three images of each class and is judged on k0. ``speed`` times
-a mixed batch with and without rows in turn, in CPU seconds of the process. Features of a
-network are kept in ``--cache``. Data and weights come from WFILTER_DATA; lines go to
-``benchmarks/results/feature_rows.jsonl``.
+``--references`` has one (``NAME-s0-without3.safetensors``, or one that lacks more classes). The
+original is ``NAME-s0.safetensors`` there, or else the data folder's. Rows are fitted on the first
+``--images`` training images, and so are the probes; figures are of the whole test set. ``imagenet``
+fits on three images of each class and is judged on k0. ``speed`` times a mixed batch with and
+without rows in turn, in CPU seconds of the process. Features of a network are kept in ``--cache``.
+Data and weights come from WFILTER_DATA; lines go to ``benchmarks/results/feature_rows.jsonl``.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def network(spec: str, args: argparse.Namespace) -> tuple[nn.Module, str]:
     """The original network, and a word for where its weights come from."""
     if args.command == "judge" and args.references is not None:
         path = args.references / f"{spec.partition(':')[2]}-s0.safetensors"
-        return zoo.build(spec, num_classes=10, weights=path), path.name
+        if path.exists():
+            return zoo.build(spec, num_classes=10, weights=path), path.name
     path = zoo.weights_path(spec)
     classes = 1000 if args.command == "imagenet" else 10
     return zoo.build(spec, num_classes=classes, weights=path), path.name
@@ -153,6 +154,9 @@ def judge_all(args: argparse.Namespace) -> None:
             figures = judge(*prepared)
             spent = round(time.process_time() - start, 1)
             line = {**facts, "method": method, "forget": forget, **figures, "cpu_seconds": spent}
+            path = reference(forget, args) if method == "retrained" else None
+            if path is not None:
+                line["without"] = left_out(path)
             append_line(FILE, {**line, **origin()})
             print(method, forget, figures, flush=True)
 
@@ -227,15 +231,30 @@ def retrained(
     forget: int, sets: dict[str, data.ImageSet], args: argparse.Namespace
 ) -> tuple[Any, ...] | None:
     """The network that never saw the class, if there is one."""
-    name = f"{args.model.partition(':')[2]}-s0-without{forget}.safetensors"
-    if args.references is None or not (args.references / name).exists():
+    path = reference(forget, args)
+    if path is None:
         return None
-    model = zoo.build(args.model, num_classes=10, weights=args.references / name)
+    model = zoo.build(args.model, num_classes=10, weights=path)
     head = metrics.find_head(model)
     found = {k: features_of(model, s, args.cache, f"{args.data}-{k}") for k, s in sets.items()}
     (train, labels, _), (test, test_labels, _) = found["train"], found["test"]
     view = View(forget, train, labels, test, test_labels, head(train), head(test))
     return view, partial(copy.deepcopy, head)
+
+
+def reference(forget: int, args: argparse.Namespace) -> Path | None:
+    """The weights that lack this class and as few others as there are."""
+    if args.references is None:
+        return None
+    name = args.model.partition(":")[2]
+    found = args.references.glob(f"{name}-s0-without*.safetensors")
+    lacking = [path for path in found if forget in left_out(path)]
+    return min(lacking, key=lambda path: len(left_out(path)), default=None)
+
+
+def left_out(path: Path) -> list[int]:
+    """The classes a reference never saw, by its name."""
+    return [int(label) for label in path.stem.split("-without")[1:]]
 
 
 # ---- what it costs ----------------------------------------------------------------------------

@@ -68,6 +68,8 @@ def means(lines: list[dict[str, Any]], classes: set[int], title: str) -> str:
             continue
         if len(mine) < len(classes):
             words += f" (classes {', '.join(str(x['forget']) for x in mine)} only)"
+        together = {tuple(x["without"]) for x in mine if len(x.get("without", ())) > 1}
+        words += "".join(f" (one lacks {', '.join(map(str, lot))})" for lot in sorted(together))
         cells = [
             f"{statistics.mean(x[k] for x in mine):.1f}" if all(k in x for x in mine) else "-"
             for k in FIGURES

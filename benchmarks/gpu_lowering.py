@@ -3,9 +3,11 @@
     python benchmarks/gpu_lowering.py                           # what is not stored yet: an hour
     python benchmarks/gpu_lowering.py --models resnet18 --dtypes float16 --steps forward
     python benchmarks/gpu_lowering.py --table                   # the table, from the stored lines
+    python benchmarks/gpu_lowering.py --block                   # the calls of one block of a ViT-T
 
 No GPU is needed: see ``pretended_gpu.py``. Lines go to ``benchmarks/results/gpu_lowering.jsonl``
-and, as a table, ``gpu_lowering.md``. Ratios are of bytes moved, not of times.
+and, as a table, ``gpu_lowering.md``; those calls to ``gpu_vit_block.md``. Ratios are of bytes
+moved, not of times.
 """
 
 from __future__ import annotations
@@ -296,6 +298,42 @@ def _cells(rows: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+# ---- one block, read off the code -----------------------------------------------------------
+
+
+def block() -> str:
+    """What the host launches in the second of three blocks of a ViT-T: base model and labels."""
+    setting = Setting("vit_tiny")
+    torch.manual_seed(0)
+    wf = apply(build(setting.model, depth=3).eval(), setting.pixels)
+    with pretended_gpu() as gpu, torch.no_grad():
+        wf.alphas.requires_grad_(False)
+        to_device(wf, DTYPES[setting.dtype], channels_last=False)
+        images, wanted = inputs(setting, device="cuda")
+        wf.compile(backend=gpu.backend, fullgraph=True)
+        wf(images)
+        wf(images, forget=wanted["labels"])
+        base, mixed = _between(gpu.graphs[0].launches), _between(gpu.graphs[-1].launches)
+    parts = [BLOCK, "## Base model", *_listed(base), "## Labels", *_listed(mixed)]
+    return "\n".join(parts) + "\n"
+
+
+def _between(launches: list[str]) -> list[str]:
+    """From after the first attention to the second, which ends a block."""
+    ends = [place for place, name in enumerate(launches) if "attention" in name]
+    return launches[ends[0] + 1 : ends[1] + 1]
+
+
+def _listed(launches: list[str]) -> list[str]:
+    return ["", *(f"{place}. `{name}`" for place, name in enumerate(launches, 1)), ""]
+
+
+BLOCK = """# One block of a ViT-T as a GPU would run it: lowered, not run
+
+Made by `python benchmarks/gpu_lowering.py --block`: float16, 64 images, default mode. What the host
+launches from after one block's attention to the next one's, in order, in the code that inductor
+wrote. `addmm`, `mm` and attention are library calls, which take nothing in but what they are for.
+"""
 TEXT = """# The GPU code of a mixed batch: lowered, not run
 
 Rebuilt by `python benchmarks/gpu_lowering.py --table` from `gpu_lowering.jsonl`, which has each
@@ -317,7 +355,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_lowering.jsonl")
     parser.add_argument("--again", action="store_true", help="also what is stored already")
     parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--block", action="store_true", help="only list the calls of a block")
     args = parser.parse_args()
+    if args.block:
+        (RESULTS / "gpu_vit_block.md").write_text(block(), encoding="utf-8")
+        return
     if not args.table:
         run(args)
     text = TEXT + table(stored(args.out)) + "\n"

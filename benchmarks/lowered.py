@@ -28,6 +28,7 @@ WAITS = re.compile(
     r"\.item\(|\.tolist\(|\.cpu\(|_local_scalar_dense|synchronize|nonzero|device_put|\.to\("
 )
 LIBRARY = re.compile(r"(extern_kernels\.\w+|torch\.ops\.[\w.]+|aten\.[\w.]+)\(")
+LAUNCH = re.compile(rf"(triton_\w+)\.run\(|{LIBRARY.pattern}")
 
 
 @dataclass
@@ -75,6 +76,12 @@ class Lowered:
         """Calls of cuDNN, cuBLAS and attention kernels, in order."""
         found = map(LIBRARY.search, self.wrapper.splitlines())
         return [match[1] for match in found if match is not None]
+
+    @property
+    def launches(self) -> list[str]:
+        """Triton kernels and library calls together, in order."""
+        found = map(LAUNCH.search, self.wrapper.splitlines())
+        return [match[1] or match[2] for match in found if match is not None]
 
     @property
     def host_reads(self) -> list[str]:
