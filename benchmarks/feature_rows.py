@@ -14,8 +14,9 @@ row, under the row folded into two linear layers, and on a network trained witho
 original is ``NAME-s0.safetensors`` there, or else the data folder's. Rows are fitted on the first
 ``--images`` training images, and so are the probes; figures are of the whole test set. ``imagenet``
 fits on three images of each class and is judged on k0. ``speed`` times a mixed batch with and
-without rows in turn, in CPU seconds of the process. Features of a network are kept in ``--cache``.
-Data and weights come from WFILTER_DATA; lines go to ``benchmarks/results/feature_rows.jsonl``.
+without rows in turn, in CPU seconds of the process; with ``--own`` every image is drawn anew, else
+few are. Features of a network are kept in ``--cache``. Data and weights come from WFILTER_DATA;
+lines go to ``benchmarks/results/feature_rows.jsonl``.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     timing = commands.add_parser("speed")
     timing.add_argument("--batch-size", type=int, default=32)
     timing.add_argument("--repeats", type=int, default=21)
+    timing.add_argument("--own", action="store_true", help="each image forgets what it shows")
     for command in (judging, many, timing):
         command.add_argument("--model", required=True)
         command.add_argument("--cache", type=Path, default=Path.home() / ".cache/wfilter-features")
@@ -168,8 +170,8 @@ def fitted(train: tuple[Tensor, Tensor, float], head: nn.Linear) -> tuple[Featur
     found = FeatureStatistics(head.out_features, head.in_features)
     with torch.no_grad():
         for h, y in zip(features.split(500), labels.split(500)):
-            found.add(h, y)
-    rows = fit_rows(found)
+            found.add(h, y, head(h))
+        rows = fit_rows(found, logits_of=head)
     return rows, round(time.process_time() - start, 3)
 
 
@@ -268,6 +270,8 @@ def time_rows(args: argparse.Namespace) -> None:
     images = torch.rand(args.batch_size, inputs.channels, inputs.size, inputs.size)
     wf = wfilter.apply_weight_filtering(model, example_input=images[:1])
     labels = torch.arange(args.batch_size) % wf.num_classes
+    if args.own:
+        labels = model(images).argmax(1)
     many = wfilter.InMemory(torch.rand(4 * wf.num_classes, *images.shape[1:]), batch_size=20)
     many = dataclasses.replace(many, labels=torch.arange(len(many.images)) % wf.num_classes)
     wfilter.untrain(wf, many, recipe="reroute")
@@ -282,7 +286,7 @@ def time_rows(args: argparse.Namespace) -> None:
             spent[with_rows].append(time.process_time() - start)
     ratios = [a / b for a, b in zip(spent[True], spent[False])]
     line = {"benchmark": "feature_rows", "model": args.model, "method": "speed"}
-    line |= {"batch_size": args.batch_size, "repeats": args.repeats}
+    line |= {"batch_size": args.batch_size, "repeats": args.repeats, "own": args.own}
     line |= {"ratio_median": round(statistics.median(ratios), 4)}
     line |= {
         "ratio_of_medians": round(

@@ -125,12 +125,19 @@ def imagenet(lines: list[dict[str, Any]]) -> list[str]:
 def costs(lines: list[dict[str, Any]]) -> list[str]:
     """What rows add to a mixed batch in time, and to a checkpoint."""
     told = [
-        f"- {x['model']}, a mixed batch of {x['batch_size']}: CPU time with rows over without, in "
-        f"turn, median of {x['repeats']} ratios {x['ratio_median']:.3f}, ratio of the medians "
-        f"{x['ratio_of_medians']:.3f}. Rows: {x['row_megabytes']} MB."
+        f"- {x['model']}, a mixed batch of {x['batch_size']}{drawn_anew(x)}: CPU time with rows "
+        f"over without, in turn, median of {x['repeats']} ratios {x['ratio_median']:.3f}, ratio of "
+        f"the medians {x['ratio_of_medians']:.3f}. Rows: {x['row_megabytes']} MB."
         for x in lines
     ]
     return ["## Cost", "\n".join(told)] if told else []
+
+
+def drawn_anew(line: dict[str, Any]) -> str:
+    """How many of the batch are drawn anew; older lines made a draw for each and kept few."""
+    if "own" not in line:
+        return " (first version)"
+    return ", each forgetting what it shows" if line["own"] else ""
 
 
 def findings() -> str:

@@ -384,6 +384,7 @@ def random_rows(
         normal(classes, width).abs() + 0.1,
         normal(waves, width),
         normal(waves, 2 + width) / waves**0.5,
+        0.2 + 0.8 * torch.rand(classes, generator=draw, dtype=torch.float64),
         head=head,
     )
 

@@ -66,6 +66,18 @@ def test_a_sample_that_forgets_nothing_keeps_features_and_logits_bit_for_bit():
     assert torch.equal(rows(h, nothing, layer)[1], layer(h))
 
 
+def test_logits_of_draws_are_as_sure_as_their_class_says():
+    rows, layer, h = make(), head(), features()
+    sets = sets_of(1)
+    edited, logits = rows(h, sets, layer)
+    drawn = (edited != h).any(1)
+    assert 0 < int(drawn.sum()) < len(h)
+    routes = layer(h).masked_fill(sets, -torch.inf).argmax(1)
+    for plain, kept, told, moved, route in zip(layer(edited), ~sets, logits, drawn, routes):
+        factor = rows.sureness[route] if moved else 1.0
+        close(told[kept], factor * plain[kept])
+
+
 def test_one_set_for_all_equals_the_same_set_for_each_sample():
     rows, layer, h = make(), head(), features()
     one = torch.tensor([True, False, True, False])

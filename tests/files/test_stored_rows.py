@@ -70,6 +70,15 @@ def test_damaged_rows_are_refused_and_leave_the_model_as_it_was(change, tmp_path
     wfilter.apply_weight_filtering(model, example_input=images(4, 3, 8, 8))  # no filters are left
 
 
+def test_rows_without_sureness_answer_as_they_did(tmp_path):
+    wf, x = rerouted()
+    path = wf.save(tmp_path / "a.safetensors")
+    rewritten(path, lambda facts, tensors: tensors.pop("feature_rows/sureness"))
+    again = wfilter.load(path, tiny("cnn"), example_input=x)
+    wf.feature_rows.sureness.fill_(1)
+    assert torch.equal(again(x, forget=SETS), wf(x, forget=SETS))
+
+
 def test_rows_of_the_kind_that_moved_features_are_refused_in_words(tmp_path):
     wf, x = rerouted()
     path = wf.save(tmp_path / "a.safetensors")

@@ -156,3 +156,59 @@ def test_bad_features_are_refused_and_not_counted():
     with pytest.raises(ValueError, match="features of 1 of 8 images contain NaN"):
         found.add(bad, labels)
     assert torch.equal(found.sums, before)
+
+
+def unsure(logits: Tensor) -> Tensor:
+    return torch.special.entr(logits.softmax(1)).sum(1)
+
+
+def fitted_with_head(scale: float):
+    """Rows with the head that knows the classes' means, and features they were not made from."""
+    layer = torch.nn.Linear(WIDTH, CLASSES, bias=False).requires_grad_(False)
+    layer.weight.copy_(scale * torch.eye(CLASSES, WIDTH))
+    features, labels = (
+        tensor.float() if tensor.is_floating_point() else tensor for tensor in data(4000)
+    )
+    found = FeatureStatistics(CLASSES, WIDTH)
+    for h, y in zip(features.split(100), labels.split(100)):
+        found.add(h, y, layer(h))
+    fresh, own = data(4000, seed=1)
+    return fit_rows(found, logits_of=layer), layer, fresh.float(), own
+
+
+def test_draws_are_answered_as_unsurely_as_images_without_their_class():
+    rows, layer, features, labels = fitted_with_head(0.5)
+    own = torch.nn.functional.one_hot(labels, CLASSES).bool()
+    known = layer(features).argmax(1) == labels
+    without = layer(features).masked_fill(own, -torch.inf)
+    _, logits = rows(features, own, layer)
+    _, as_sure = fit_rows(statistics(4000))(features, own, layer)
+    wanted, now, before = (unsure(x[known]).mean() for x in (without, logits, as_sure))
+    assert before < 0.6 * wanted
+    assert abs(now - wanted) < 0.1 * wanted
+
+
+def test_sureness_changes_no_answer_and_no_logit_of_other_images():
+    rows, layer, features, labels = fitted_with_head(0.5)
+    shown = torch.where(labels < 2, labels, (labels + 1) % CLASSES)
+    sets = torch.nn.functional.one_hot(shown, CLASSES).bool()
+    _, logits = rows(features, sets, layer)
+    plain = rows.sureness.clone()
+    rows.sureness.fill_(1)
+    _, as_sure = rows(features, sets, layer)
+    assert torch.equal(logits.argmax(1), as_sure.argmax(1))
+    kept = ~rows.chosen(layer(features), sets)[0].squeeze(1)
+    assert 0 < int(kept.sum()) < len(kept)
+    assert torch.equal(logits[kept], as_sure[kept])
+    assert bool((plain < 1).all())
+
+
+def test_without_logits_draws_are_as_sure_as_their_class():
+    assert bool((fit_rows(statistics()).sureness == 1).all())
+
+
+def test_sureness_of_batches_equals_that_of_one_pass(monkeypatch):
+    whole = fitted_with_head(0.5)[0]
+    monkeypatch.setattr("wfilter.untraining.fitting.AT_ONCE", 1)
+    parts = fitted_with_head(0.5)[0]
+    assert bool(((whole.sureness - parts.sureness).abs() < 0.1).all())  # other draws

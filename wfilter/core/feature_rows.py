@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from wfilter.core.gates import readable
 from wfilter.core.head import Head
 
 # How far below all others a forgotten logit ends: its softmax is 0 in every dtype, without the
@@ -36,6 +37,10 @@ class FeatureRows(nn.Module):
     mixed as there are features, so that ``h`` cannot be solved for; `docs/threat-model.md` says
     what an attacker who knows the rows still finds.
 
+    A draw from class ``j`` would be answered as surely as ``j``'s own images, which a model that
+    never saw the class is not. So the logits of a draw are multiplied by ``sureness[j]``, at most
+    1: the answer is the same, as unsure as the base model's without the forgotten logit.
+
     Attributes:
         means: Class means, ``(num_classes, width)``.
         factors: Largest parts of the covariance within each class, ``(num_classes, rank, width)``,
@@ -43,6 +48,7 @@ class FeatureRows(nn.Module):
         rests: Standard deviations that factors leave over, ``(num_classes, width)``.
         phases: ``(waves, width)``.
         mixing: ``(waves, rank + width)``.
+        sureness: What multiplies the logits of a draw from each class, ``(num_classes,)``.
         head: Name of the head's weight in the base model, such as ``"fc.weight"``.
 
     Example:
@@ -58,6 +64,7 @@ class FeatureRows(nn.Module):
     rests: Tensor
     phases: Tensor
     mixing: Tensor
+    sureness: Tensor
 
     def __init__(
         self,
@@ -66,6 +73,7 @@ class FeatureRows(nn.Module):
         rests: Tensor,
         phases: Tensor,
         mixing: Tensor,
+        sureness: Tensor | None = None,
         *,
         head: str = "",
     ):
@@ -73,6 +81,7 @@ class FeatureRows(nn.Module):
         self.head = head
         tensors = {"means": means, "factors": factors, "rests": rests}
         tensors |= {"phases": phases, "mixing": mixing}
+        tensors["sureness"] = means.new_ones(means.shape[:1]) if sureness is None else sureness
         _check(tensors)
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
@@ -114,8 +123,11 @@ class FeatureRows(nn.Module):
                 f"the head sees features of shape {tuple(features.shape)}; feature rows take "
                 "(batch, width). Use gates alone for such inputs (wf.feature_rows = None)."
             )
-        edited = self.edited(features, forget, head(features))
+        is_forgotten, route = self.chosen(head(features), forget)
+        edited = self.moved(features, is_forgotten, route)
         logits = head(edited)
+        unsure = logits * self.sureness.to(logits)[route].unsqueeze(-1)
+        logits = torch.where(is_forgotten, unsure, logits)
         return edited, torch.where(forget, logits.amin(-1, keepdim=True) - BELOW, logits)
 
     def head_of(self, base: nn.Module) -> Head:
@@ -132,9 +144,19 @@ class FeatureRows(nn.Module):
 
     def edited(self, features: Tensor, forget: Tensor, logits: Tensor) -> Tensor:
         """The features after the edit; ``logits`` are the head's, of the features as they came."""
+        return self.moved(features, *self.chosen(logits, forget))
+
+    def chosen(self, logits: Tensor, forget: Tensor) -> tuple[Tensor, Tensor]:
+        """Which samples are taken for a forgotten class, ``(batch, 1)``, and the next best one."""
         answer = logits.argmax(-1, keepdim=True)
         route = logits.masked_fill(forget, -math.inf).argmax(-1)
-        is_forgotten = forget.expand_as(logits).gather(-1, answer)
+        return forget.expand_as(logits).gather(-1, answer), route
+
+    def moved(self, features: Tensor, is_forgotten: Tensor, route: Tensor) -> Tensor:
+        """The features, with those of forgotten classes drawn anew from the classes ``route``."""
+        if readable(is_forgotten):  # most samples of a batch need no draw: none is made for them
+            index = is_forgotten.squeeze(-1).nonzero().squeeze(-1)
+            return features.index_put((index,), self.drawn(features[index], route[index]))
         return torch.where(is_forgotten, self.drawn(features, route), features)
 
     def drawn(self, features: Tensor, route: Tensor) -> Tensor:
@@ -167,6 +189,7 @@ def _check(tensors: dict[str, Tensor]) -> None:
     rank = factors.shape[1] if factors.ndim == 3 else 0
     expected = {"factors": (owners, rank, width), "rests": (classes, width)}
     expected |= {"phases": (len(phases), width), "mixing": (len(phases), rank + width)}
+    expected["sureness"] = (classes,)
     for name, tensor in tensors.items():
         wanted = expected.get(name, (classes, width))
         if tuple(tensor.shape) != wanted:
@@ -175,3 +198,5 @@ def _check(tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} contains NaN or infinity.")
     if not bool((tensors["rests"] >= 0).all()):
         raise ValueError("rests must not be negative: they are standard deviations.")
+    if not bool((tensors["sureness"] > 0).all()):
+        raise ValueError("sureness must be positive: it multiplies logits, whose order must stay.")

@@ -39,7 +39,7 @@ class Figures(Protocol):
 FORMAT = 1
 WITH_ROWS = 3  # the format with feature rows, which versions of wfilter without them refuse
 ROWS = "feature_rows/"  # in front of the names of the tensors of feature rows
-ROW_TENSORS = {"means", "factors", "rests", "phases", "mixing"}
+ROW_TENSORS = {"means", "factors", "rests", "phases", "mixing", "sureness"}
 FILE = "filters.safetensors"
 REMEDY = "Copy the file again or write it anew with wf.save(path)."
 
@@ -252,7 +252,8 @@ def _rows_fit(header: dict[str, Any], names: set[str]) -> bool:
     """
     if header["format"] == FORMAT:
         return not names and "feature_rows" not in header
-    return names == ROW_TENSORS and type(header.get("feature_rows")) is str
+    whole = names in (ROW_TENSORS, ROW_TENSORS - {"sureness"})  # earlier rows had no such factors
+    return whole and type(header.get("feature_rows")) is str
 
 
 def _row_tensors(wf: FilteredModel) -> dict[str, Tensor]:

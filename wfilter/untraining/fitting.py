@@ -7,6 +7,7 @@ for all of them. `wfilter.core.feature_rows` says what becomes of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,11 @@ BY_CLASS_LIMIT = 2**25
 IMAGES_PER_FACTOR = 2
 # Standard deviation of a phase within a class, in radians: more than a whole turn.
 TURNS = 8.0
+# Draws of each class by which it is told how sure their answers are, and halvings of the interval
+# in which the factor for them is looked for.
+DRAWS, HALVINGS = 32, 12
+# Logits are computed for so many draws at once.
+AT_ONCE = 2**24
 
 
 @dataclass
@@ -34,6 +40,9 @@ class FeatureStatistics:
         squares: The squares of these, ``(num_classes, width)``.
         products: Sum of ``h h'``, ``(num_classes, width, width)``; with very many classes over all
             images together, ``(1, width, width)``.
+        doubts: Sum of the entropy of the answers without the best class, over the images whose
+            next best class is this one, ``(num_classes,)``.
+        routed: How many images these are, ``(num_classes,)``.
 
     Example:
         >>> statistics = FeatureStatistics(2, 3)
@@ -48,6 +57,8 @@ class FeatureStatistics:
     sums: Tensor = field(init=False, repr=False)
     squares: Tensor = field(init=False, repr=False)
     products: Tensor = field(init=False, repr=False)
+    doubts: Tensor = field(init=False, repr=False)
+    routed: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         classes, width = self.num_classes, self.width
@@ -56,13 +67,17 @@ class FeatureStatistics:
         self.squares = torch.zeros(classes, width, dtype=torch.float64)
         owners = classes if classes * width * width <= BY_CLASS_LIMIT else 1
         self.products = torch.zeros(owners, width, width, dtype=torch.float64)
+        self.doubts = torch.zeros(classes, dtype=torch.float64)
+        self.routed = torch.zeros(classes, dtype=torch.float64)
 
-    def add(self, features: Tensor, labels: Tensor) -> None:
+    def add(self, features: Tensor, labels: Tensor, logits: Tensor | None = None) -> None:
         """In place: count a batch in; nothing is counted of one that is refused.
 
         Args:
             features: What the head sees, ``(batch, width)``.
             labels: int64 ``(batch,)``.
+            logits: What the head makes of them. Without them draws are answered as surely as the
+                images of the class they are drawn from.
         """
         h = features.detach().cpu().double()
         if not bool(h.isfinite().all()):
@@ -72,6 +87,8 @@ class FeatureStatistics:
                 "exists. Look for bad images, or run the model in float32."
             )
         labels = labels.cpu()
+        if logits is not None:
+            self._doubt(logits.detach().cpu().double())
         self.counts += torch.bincount(labels, minlength=self.num_classes)
         self.sums.index_add_(0, labels, h)
         self.squares.index_add_(0, labels, h * h)
@@ -81,6 +98,13 @@ class FeatureStatistics:
         for label in set(labels.tolist()):
             own = h[labels == label]
             self.products[label] += own.T @ own
+
+    def _doubt(self, logits: Tensor) -> None:
+        """In place: how unsure the model is of each image once its best class is left out."""
+        others = logits.scatter(1, logits.argmax(1, keepdim=True), -math.inf)
+        route = others.argmax(1)
+        self.doubts.index_add_(0, route, _entropy(others))
+        self.routed += torch.bincount(route, minlength=self.num_classes)
 
     @property
     def means(self) -> Tensor:
@@ -107,6 +131,7 @@ def fit_rows(
     prior: float = 5.0,
     seed: int = 0,
     head: str = "",
+    logits_of: Callable[[Tensor], Tensor] | None = None,
 ) -> FeatureRows:
     """Feature rows of all classes from statistics, float32 on the CPU.
 
@@ -117,6 +142,8 @@ def fit_rows(
         prior: How many images the covariance of all classes weighs beside that of a class.
         seed: Of the noise.
         head: Name of the head's weight in the base model.
+        logits_of: The head, from features to logits, float32 on the CPU. With it, and logits in
+            the statistics, draws are answered as unsurely as images without their best class.
 
     Raises:
         ValueError: A class has no image, all have one, or there is only one class.
@@ -137,7 +164,69 @@ def fit_rows(
     rests = (variances - (factors**2).sum(1)).clamp_min(0).sqrt()
     waves = _noise(within, rank, seed)
     made = (statistics.means, factors, rests, *waves)
-    return FeatureRows(*(tensor.float() for tensor in made), head=head)
+    rows = FeatureRows(*(tensor.float() for tensor in made), head=head)
+    if logits_of is not None and bool(statistics.routed.any()):
+        rows.sureness.copy_(_sureness(rows, statistics, logits_of, prior))
+    return rows
+
+
+@torch.no_grad()
+def _sureness(
+    rows: FeatureRows,
+    statistics: FeatureStatistics,
+    logits_of: Callable[[Tensor], Tensor],
+    prior: float,
+) -> Tensor:
+    """What multiplies the logits of each class's draws: their mean entropy is then the wanted one.
+
+    Wanted is that of the images that would go to the class if the model had never known theirs.
+    A class to which few would go is drawn to the mean of all.
+    """
+    general = statistics.doubts.sum() / statistics.routed.sum()
+    wanted = (statistics.doubts + prior * general) / (statistics.routed + prior)
+    per_class = DRAWS * rows.num_classes
+    parts = torch.split(torch.arange(rows.num_classes), max(1, AT_ONCE // per_class))
+    return torch.cat([_tempered(rows, part, wanted[part], logits_of) for part in parts])
+
+
+def _tempered(
+    rows: FeatureRows, classes: Tensor, wanted: Tensor, logits_of: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """For some classes: the factor, found by bisection, since entropy falls as it grows."""
+    generator = torch.Generator().manual_seed(0)
+    spread = rows.rests + rows.factors.pow(2).sum(1).sqrt()
+    route = classes.repeat_interleave(DRAWS)
+    noise = torch.randn(len(route), rows.width, generator=generator)
+    logits = logits_of(rows.drawn(rows.means[route] + spread[route] * noise, route))
+    low = torch.zeros(len(classes), dtype=torch.float64)
+    high = torch.ones_like(low)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        answers = logits * middle.float().repeat_interleave(DRAWS).unsqueeze(1)
+        too_unsure = _doubt_without_another(answers).view(-1, DRAWS).mean(1) > wanted
+        low, high = torch.where(too_unsure, middle, low), torch.where(too_unsure, high, middle)
+    return high.float()
+
+
+def _doubt_without_another(logits: Tensor) -> Tensor:
+    """The entropy of each answer when a class other than the best is left out, the forgotten one.
+
+    Which one is not known: the mean over all, weighed by how likely the draw is taken for it.
+    """
+    p = logits.softmax(-1)
+    rest = (1 - p).clamp_min(1e-12)
+    without = (
+        torch.special.entr(p).sum(-1, keepdim=True) - torch.special.entr(p)
+    ) / rest + rest.log()
+    weight = p.scatter(-1, p.argmax(-1, keepdim=True), 0.0)
+    doubt: Tensor = (weight * without).sum(-1) / weight.sum(-1).clamp_min(1e-12)
+    return doubt
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """Of each answer's probabilities, in nats; a logit of -inf is a probability of 0."""
+    entropy: Tensor = torch.special.entr(logits.softmax(-1)).sum(-1)
+    return entropy
 
 
 def _refuse_too_few(statistics: FeatureStatistics) -> None:

@@ -124,11 +124,14 @@ class Instant:
         fit = _fitted(self.sample)
         features, rows = self.features[fit], self.sample.rows[fit]
         statistics = FeatureStatistics(self.wf.num_classes, self.head.width)
-        statistics.add(features, rows)
+        statistics.add(features, rows, self.head(features))
         for bare in (statistics.counts == 0).nonzero()[:, 0].tolist():
             imagined = imagined_features(features, rows, bare, self.head)
             statistics.add(imagined, torch.full((len(imagined),), bare))
-        return fit_rows(statistics, rank=REROUTE.rank, prior=REROUTE.prior, head=self.head.name)
+        return fit_rows(
+            statistics, rank=REROUTE.rank, prior=REROUTE.prior,
+            head=self.head.name, logits_of=self.head,
+        )  # fmt: skip
 
     def answer(self, rows: FeatureRows) -> Answer:
         """What the model would answer with these rows, for `judging.judge`."""

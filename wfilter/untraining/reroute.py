@@ -56,8 +56,9 @@ def untrain_reroute(
         wf.to(device)
     collected = _collect(wf, train, seed, progress)
     rows = fit_rows(
-        collected.statistics, rank=recipe.rank, prior=recipe.prior, seed=seed, head=collected.name
-    )
+        collected.statistics, rank=recipe.rank, prior=recipe.prior, seed=seed,
+        head=collected.name, logits_of=collected.head,
+    )  # fmt: skip
     wf.feature_rows = rows.to(wf.alphas.device)
     wf.hard = False
     wf.pin_open([target.name for target in wf.targets])
@@ -115,7 +116,7 @@ def _collect(
             features = _base_features(wf, images).float().cpu()
             logits = collected.head(features)
             rows = rows_of(labels, logits, wf.num_classes, generator)
-            collected.statistics.add(features, rows)
+            collected.statistics.add(features, rows, logits)
             if sum(map(len, collected.labels)) < SHOWN:
                 collected.features.append(features)
                 collected.labels.append(rows)
