@@ -32,6 +32,11 @@ class View:
     train_logits: Tensor
     test_logits: Tensor
     raw: tuple[Tensor, Tensor] | None = None  # what relearning starts from, if not the features
+    together: tuple[int, ...] = ()  # all classes that are forgotten, where they are several
+
+    def retained(self, labels: Tensor) -> Tensor:
+        """Which labels are of classes that are not forgotten."""
+        return ~torch.isin(labels, torch.tensor([self.forget, *self.together]))
 
     @property
     def own(self) -> Tensor:
@@ -156,20 +161,21 @@ def membership(view: View) -> tuple[float, float]:
     """The two attacks of `wfilter.metrics`: judged non-members (confidence), members (entropy)."""
     own = view.train_labels == view.forget
     logits, labels = view.train_logits, view.train_labels
-    others = ~view.own
+    seen, others = view.retained(labels), view.retained(view.test_labels)
     confidence = metrics.confidence_attack(
-        (logits[~own], labels[~own]),
+        (logits[seen], labels[seen]),
         (view.test_logits[others], view.test_labels[others]),
         (logits[own], labels[own]),
     )
-    entropy = metrics.entropy_attack(logits[~own], view.test_logits[others], logits[own])
+    entropy = metrics.entropy_attack(logits[seen], view.test_logits[others], logits[own])
     return 100 * confidence, 100 * entropy
 
 
 def answers(view: View) -> tuple[float, float]:
     """Acc_r and Acc_f, in percent."""
     right = view.test_logits.argmax(1) == view.test_labels
-    retain, forget = right[~view.own].float().mean(), right[view.own].float().mean()
+    retain = right[view.retained(view.test_labels)].float().mean()
+    forget = right[view.own].float().mean()
     return 100 * float(retain), 100 * float(forget)
 
 

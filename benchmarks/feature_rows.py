@@ -77,6 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     judging.add_argument("--images", type=int, default=10_000)
     judging.add_argument("--references", type=lambda name: Path(name).expanduser())
     judging.add_argument("--classes", type=int, nargs="*")
+    judging.add_argument("--together", type=int, nargs="*", help="forget these as one set")
     judging.add_argument("--methods", nargs="*", default=["mask", "row", "folded", "retrained"])
     many.add_argument("--classes", type=int, default=100)
     return parser.parse_args()
@@ -142,18 +143,23 @@ def judge_all(args: argparse.Namespace) -> None:
     facts = {"benchmark": "feature_rows", "model": args.model, "data": args.data}
     facts |= {"weights": weights, "images": len(sets["train"]), "fit_cpu_seconds": seconds}
     facts["forward_cpu_seconds"] = round(cached["train"][2], 1)
+    together = tuple(sorted(args.together or ()))
+    if together:
+        facts["together"] = together
     done = {
-        (line.get("model"), line.get("method"), line.get("forget")) for line in read_lines(FILE)
+        (line.get("model"), line.get("method"), line.get("forget"), *line.get("together", ()))
+        for line in read_lines(FILE)
     }
-    for forget in args.classes or range(rows.num_classes):
+    for forget in together or args.classes or range(rows.num_classes):
         for method in args.methods:
-            if (args.model, method, forget) in done:
+            if (args.model, method, forget, *together) in done:
                 continue
             start = time.process_time()
             prepared = prepare(method, forget, rows, head, cached, sets, args)
             if prepared is None:
                 continue
-            figures = judge(*prepared)
+            view, *rest = prepared
+            figures = judge(dataclasses.replace(view, together=together), *rest)
             spent = round(time.process_time() - start, 1)
             line = {**facts, "method": method, "forget": forget, **figures, "cpu_seconds": spent}
             path = reference(forget, args) if method == "retrained" else None
@@ -186,12 +192,12 @@ def prepare(
     args: argparse.Namespace,
 ) -> tuple[Any, ...] | None:
     """The arguments of ``judge``: what is seen, the layers to relearn, how to undo the edit."""
-    chosen = torch.arange(rows.num_classes) == forget
+    chosen = torch.isin(torch.arange(rows.num_classes), torch.tensor(args.together or [forget]))
     (train, labels, _), (test, test_labels, _) = cached["train"], cached["test"]
     if method == "retrained":
         return retrained(forget, sets, args)
     if method == "mask":
-        logits = [head(h).index_fill(1, torch.tensor([forget]), -1e4) for h in (train, test)]
+        logits = [head(h).masked_fill(chosen, -1e4) for h in (train, test)]
         view = View(forget, train, labels, test, test_labels, *logits)
         return view, partial(copy.deepcopy, head)
     if method == "folded":
@@ -245,12 +251,12 @@ def retrained(
 
 
 def reference(forget: int, args: argparse.Namespace) -> Path | None:
-    """The weights that lack this class and as few others as there are."""
+    """The weights that lack this class, or all of the set, and as few others as there are."""
     if args.references is None:
         return None
     name = args.model.partition(":")[2]
     found = args.references.glob(f"{name}-s0-without*.safetensors")
-    lacking = [path for path in found if forget in left_out(path)]
+    lacking = [path for path in found if {forget, *(args.together or ())} <= {*left_out(path)}]
     return min(lacking, key=lambda path: len(left_out(path)), default=None)
 
 

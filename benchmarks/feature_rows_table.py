@@ -25,6 +25,7 @@ FIGURES = {
     "mia_confidence": "MIA conf.",
     "mia_entropy": "MIA entr.",
 }
+SHOWN = ["linear_probe", "auc", "nearest_mean", "20_nn", "mlp_probe", "acc_r"]  # by class
 METHODS = {
     "mask": "logit mask (features as they are)",
     "row": "feature row",
@@ -36,8 +37,11 @@ METHODS = {
 def write_table(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """All tables, made from the stored lines alone."""
     parts = [INTRODUCTION]
-    for model in dict.fromkeys(line["model"] for line in lines if "forget" in line):
-        parts += one_model([line for line in lines if line["model"] == model and "forget" in line])
+    single = [line for line in lines if "forget" in line and "together" not in line]
+    for model in dict.fromkeys(line["model"] for line in single):
+        own = [line for line in lines if line["model"] == model]
+        parts += one_model([line for line in single if line["model"] == model])
+        parts += sets([line for line in own if "together" in line])
     parts += imagenet([line for line in lines if line.get("data") == "imagenet"])
     parts += costs([line for line in lines if line["method"] == "speed"])
     path.write_text("\n\n".join([*parts, findings()]) + "\n")
@@ -56,8 +60,17 @@ def one_model(lines: list[dict[str, Any]]) -> list[str]:
     parts = [heading, means(lines, every, "the classes measured")]
     if bar and bar != every:
         parts.append(means(lines, bar, "classes with a network trained without them"))
-    names = ["linear_probe", "auc", "nearest_mean", "20_nn", "mlp_probe", "acc_r"]
-    return [*parts, by_class(lines, names)]
+    return [*parts, by_class(lines, SHOWN)]
+
+
+def sets(lines: list[dict[str, Any]]) -> list[str]:
+    """The same where several classes are forgotten together, beside one network without them."""
+    parts = []
+    for together in sorted({tuple(line["together"]) for line in lines}):
+        own = [line for line in lines if tuple(line["together"]) == together]
+        title = "the classes of one set, forgotten together"
+        parts += [means(own, {*together}, title), by_class(own, SHOWN)]
+    return parts
 
 
 def means(lines: list[dict[str, Any]], classes: set[int], title: str) -> str:
