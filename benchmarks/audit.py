@@ -36,6 +36,7 @@ from wfilter import Audit, Report, baselines, data, zoo
 from wfilter.evaluation.audit import BUDGET, METRICS, image_counts, problem_of
 from wfilter.evaluation.render import number
 from wfilter.evaluation.run import report_on
+from wfilter.evaluation.verdict import FEATURES, OUTPUTS
 from wfilter.metrics import Method
 
 NETWORKS = {"mnist": "cnn-mnist", "cifar10": "cnn_small-cifar"}
@@ -210,7 +211,8 @@ def write_table(lines: Path, dataset: str) -> None:
     stored = read_lines(lines)
     if not stored:
         return
-    parts = latest([comparable(line) for line in stored])
+    first = [line for line in stored if line["seed"] == 0]
+    parts = latest([comparable(line) for line in first])
     images: dict[str, dict[int, int]] = {}
     for part in parts:
         for kind, counts in part.conditions["images"].items():
@@ -221,13 +223,14 @@ def write_table(lines: Path, dataset: str) -> None:
         f"    {command}" for command in dict.fromkeys(x["command"] for x in stored)
     )
     classes = ", ".join(map(whole.name_of, whole.classes))
-    measured = {method: {x["class"] for x in stored if x["method"] == method}
+    measured = {method: {x["class"] for x in first if x["method"] == method}
                 for method in whole.methods}  # fmt: skip
     head = HEAD.format(
         dataset=dataset, network=stored[0]["network"], commands=commands, classes=classes,
         fewer=on_fewer_classes(measured, whole),
     )  # fmt: skip
-    text = head + Audit(whole).to_markdown() + where_we_lose(whole, measured) + PUBLISHED[dataset]
+    text = head + Audit(whole).to_markdown() + where_we_lose(whole, measured)
+    text += over_seeds(stored) + PUBLISHED[dataset]
     lines.with_suffix(".md").write_text(text)
 
 
@@ -250,6 +253,34 @@ def where_we_lose(report: Report, measured: dict[str, set[int]]) -> str:
     """Every column with a direction in which another method, on the same classes, beats ours."""
     parts = [lost_by(report, name, measured) for name in OURS if name in report.methods]
     return "\n".join(["", *parts])
+
+
+def over_seeds(stored: list[dict[str, Any]]) -> str:
+    """Ours by seed, on the classes that all its seeds have: what is random in it, and how much."""
+    names = ["Acc_r", *OUTPUTS, *FEATURES, *(f"{shots}-shot Acc_f" for shots in BUDGET.shots)]
+    rows = []
+    for method in OURS:
+        lines = [x for x in stored if x["method"] == method]
+        seeds = sorted({x["seed"] for x in lines})
+        common = set.intersection(*({x["class"] for x in lines if x["seed"] == s} for s in seeds))
+        if len(seeds) < 2 or not common:
+            continue
+        reports = [
+            Report.join(latest([comparable(x) for x in lines
+                                if x["seed"] == seed and x["class"] in common]))
+            for seed in seeds
+        ]  # fmt: skip
+        rows += [
+            f"| {method} | {seed} | {', '.join(map(report.name_of, sorted(common)))} | "
+            + " | ".join(number(report.value(method, n), report.column(n).kind) for n in names)
+            + " |"
+            for seed, report in zip(seeds, reports)
+        ]
+    if not rows:
+        return ""
+    head = ["method", "seed", "classes", *names]
+    table = [f"| {' | '.join(head)} |", "|---|---:|---|" + "---:|" * len(names), *rows]
+    return "\n".join(["", "### Seeds", "", *table, ""])
 
 
 def lost_by(report: Report, ours_name: str, measured: dict[str, set[int]]) -> str:
