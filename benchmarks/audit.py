@@ -206,6 +206,11 @@ def latest(reports: list[Report]) -> list[Report]:
     return kept[::-1]
 
 
+def joined(lines: list[dict[str, Any]]) -> Report:
+    """One report of lines of one seed, where a column was measured again with its latest figure."""
+    return Report.join(latest([comparable(line) for line in lines]))
+
+
 def write_table(lines: Path, dataset: str) -> None:
     """The tables and verdicts of all stored lines."""
     stored = read_lines(lines)
@@ -265,11 +270,8 @@ def over_seeds(stored: list[dict[str, Any]]) -> str:
         common = set.intersection(*({x["class"] for x in lines if x["seed"] == s} for s in seeds))
         if len(seeds) < 2 or not common:
             continue
-        reports = [
-            Report.join(latest([comparable(x) for x in lines
-                                if x["seed"] == seed and x["class"] in common]))
-            for seed in seeds
-        ]  # fmt: skip
+        reports = [joined([x for x in lines if x["seed"] == s and x["class"] in common])
+                   for s in seeds]  # fmt: skip
         rows += [
             f"| {method} | {seed} | {', '.join(map(report.name_of, sorted(common)))} | "
             + " | ".join(number(report.value(method, n), report.column(n).kind) for n in names)
