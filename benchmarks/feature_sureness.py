@@ -1,7 +1,7 @@
 """How sure answers are of the images of a forgotten class, and whether that gives them away.
 
     python benchmarks/feature_sureness.py --model wfilter:cnn-mnist --data mnist
-    python benchmarks/feature_sureness.py --model wfilter:resnet18-cifar --data cifar10 --together 1 3 8
+    python benchmarks/feature_sureness.py --model wfilter:cnn-mnist --data mnist --together 1 3 8
 
 Mean entropy (nats) of the answers on the class's test images, and the area under the ROC curve of
 telling them from all other test images by it, under the logit mask, feature rows, feature rows
