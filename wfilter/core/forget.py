@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wfilter.core.gates import class_index, readable, set_vector
+from wfilter.core.gates import class_index, ends, readable, set_vector
 
 Forget = Union[
     None,
@@ -112,7 +112,7 @@ def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
             "for all: {1, 2})."
         )
     if readable(forget) and batch:
-        low, high = (int(value) for value in forget.aminmax())
+        low, high = ends(forget)
         if low < -1 or high >= num_classes:
             bad = low if low < -1 else high
             raise ValueError(
