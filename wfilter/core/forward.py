@@ -43,24 +43,25 @@ def run_call(wf: FilteredModel, inputs: Inputs, forget: Forget, *, features: boo
     if traced(inputs.images) and not features:
         return _run_traced(wf, inputs, forget)
     check_base(wf.base, wf.parts)
-    wanted = _wanted(wf, inputs, forget)
-    if wanted is None or not len(inputs.images):
+    batch = inputs.images.shape[0]
+    wanted = _wanted(wf, batch, forget)
+    if wanted is None or not batch:
         return plain_features(wf, inputs) if features else _run_plain(wf, inputs)
     refuse_recomputation(wf, inputs.images)
     if wf.compiled is not None and not features:
         check_values(wf, wanted)
         wf.inspection_of(inputs)  # a graph cannot stop to look at images of a new size
-        wanted = wf.per_sample(wanted, len(inputs.images))
+        wanted = wf.per_sample(wanted, batch)
         return wf.compiled.gated(inputs, wf.compiled.gates(wanted), _sets(wf, wanted, 0))
     wf.pins.check(wf)
-    gates, sets = gates_and_sets(wf, wanted, len(inputs.images), look_for_bad(wf))
+    gates, sets = gates_and_sets(wf, wanted, batch, look_for_bad(wf))
     return run_path(wf, inputs, gates, sets, features=features)
 
 
-def _wanted(wf: FilteredModel, inputs: Inputs, forget: Forget) -> Rows | Tensor | None:
+def _wanted(wf: FilteredModel, batch: int, forget: Forget) -> Rows | Tensor | None:
     """What a call forgets, by its argument or by the block it is in."""
     if forget is not None:
-        return read_forget(forget, len(inputs.images), wf.num_classes, wf.class_names)
+        return read_forget(forget, batch, wf.num_classes, wf.class_names)
     block = innermost(wf) if is_any_open() else None
     return None if block is None else block.rows
 

@@ -236,7 +236,7 @@ def ends(labels: Tensor) -> tuple[int, int]:
         >>> ends(torch.tensor([3, -1, 2]))
         (-1, 3)
     """
-    if len(labels) <= 32 and type(labels) is Tensor and not is_wrapped(labels):
+    if labels.numel() <= 32 and type(labels) is Tensor and not is_wrapped(labels):
         values = labels.tolist()
         return min(values), max(values)
     low, high = labels.aminmax()
