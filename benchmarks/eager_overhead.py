@@ -1,26 +1,26 @@
 """Python's share of an eager forward: mixed batches and blocks against the base model.
 
     python benchmarks/eager_overhead.py                       # a minute on one core
-    python benchmarks/eager_overhead.py --before CHECKOUT     # and another checkout, in turn
+    python benchmarks/eager_overhead.py --before CHECKOUT     # and those of another checkout
 
 The networks have the layers of ResNet-18 and ViT-T with so few channels that the kernels take next
 to no time; a GPU waits for the rest. One image, one thread, processor time, the paths interleaved;
-ratios are medians over rounds. With ``--before`` each checkout runs three times, in turn, in
-processes of their own, and the medians over those are stored. Lines are added to
-``benchmarks/results/eager_overhead.jsonl``; the table, ``eager_overhead.md``, has the latest.
+ratios are medians over rounds. With ``--before`` both checkouts run in each round. Lines are added
+to ``benchmarks/results/eager_overhead.jsonl``; the table, ``eager_overhead.md``, has the latest.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import importlib
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 import wfilter
 from common import RESULTS, append_line, origin, read_lines
 
-CALLS, WARM, TURNS = 20, 3, 3
+CALLS, WARM = 20, 3
 
 
 class Empty(TorchFunctionMode):
@@ -55,7 +55,7 @@ def networks() -> dict[str, tuple[nn.Module, int]]:
     return {"resnet18, narrow": (resnet, 32), "vit_tiny, narrow": (vit, 32), "cnn": (four, 16)}
 
 
-def paths(wf: wfilter.FilteredModel, image: torch.Tensor) -> dict[str, Callable[[], Any]]:
+def paths(wf: Any, image: torch.Tensor) -> dict[str, Callable[[], Any]]:
     """Every form of a call; each opens its block anew where it has one."""
     label, chosen = torch.tensor([3]), torch.zeros(1, 10, dtype=torch.bool)
 
@@ -80,62 +80,67 @@ def paths(wf: wfilter.FilteredModel, image: torch.Tensor) -> dict[str, Callable[
 
 
 @torch.no_grad()
-def measure(wf: wfilter.FilteredModel, image: torch.Tensor, rounds: int) -> dict[str, Any]:
-    """Microseconds of a forward of the base model, and the ratio of each path to it."""
-    calls = paths(wf, image)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + WARM):
-        for name, call in calls.items():
-            began = time.process_time()
-            call()
-            if number >= WARM:
-                times[name].append(1e6 * (time.process_time() - began) / CALLS)
-    ratios = {
-        name: statistics.median(mine / base for mine, base in zip(values, times["base"]))
-        for name, values in times.items()
+def measure(calls: dict[str, dict[str, Callable[[], Any]]], rounds: int) -> Iterator[Any]:
+    """For each checkout, microseconds of a forward of its base model and the ratios of its paths.
+
+    All paths of all checkouts run once per round.
+    """
+    times: dict[tuple[str, str], list[float]] = {
+        (which, name): [] for which, paths in calls.items() for name in paths
     }
-    return {"base_us": statistics.median(times["base"]), "ratios": ratios}
+    for number in range(rounds + WARM):
+        for which, name in times:
+            began = time.process_time()
+            calls[which][name]()
+            if number >= WARM:
+                times[which, name].append(1e6 * (time.process_time() - began) / CALLS)
+    bases = [times[which, "base"] for which in calls]
+    base = [statistics.mean(same) for same in zip(*bases)]  # one yardstick for all checkouts
+    for which, own in calls.items():
+        ratios = {
+            name: statistics.median(a / b for a, b in zip(times[which, name], base)) for name in own
+        }
+        yield {"checkout": which, "base_us": statistics.median(base), "ratios": ratios}
 
 
-def run(rounds: int) -> list[dict[str, Any]]:
-    """A line for each network, of the wfilter that this process imports."""
+@contextmanager
+def package(checkout: Path | None) -> Iterator[Any]:
+    """``wfilter`` of another checkout; inside, what it imports is its own."""
+    if checkout is None:
+        yield wfilter
+        return
+    ours = _taken()
+    sys.path.insert(0, str(checkout))
+    try:
+        yield importlib.import_module("wfilter")
+    finally:
+        sys.path.remove(str(checkout))
+        _taken()
+        sys.modules.update(ours)
+
+
+def _taken() -> dict[str, Any]:
+    """In place: take wfilter out of the modules that Python has imported."""
+    names = [name for name in sys.modules if name.split(".")[0] == "wfilter"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def run(checkouts: dict[str, Path | None], rounds: int) -> list[dict[str, Any]]:
+    """A line for each network and checkout."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     lines = []
-    for name, (model, pixels) in networks().items():
-        image = torch.rand(1, 3, pixels, pixels)
-        wf = wfilter.apply_weight_filtering(model.eval(), example_input=image)
-        found = measure(wf, image, rounds)
-        lines.append({"network": name, "targets": len(wf.targets), **found})
-    return lines
-
-
-def run_elsewhere(checkout: Path, rounds: int) -> list[dict[str, Any]]:
-    """The lines of a process that imports wfilter from a checkout."""
-    settings = {**os.environ, "PYTHONPATH": str(checkout)}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "lines.jsonl"
-        command = [sys.executable, __file__, "--rounds", str(rounds), "--lines", str(out)]
-        subprocess.run(command, env=settings, check=True)
-        return read_lines(out)
-
-
-def run_in_turn(checkouts: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """A line for each network and checkout: medians over processes that took turns."""
-    turns: dict[str, list[list[dict[str, Any]]]] = {which: [] for which in checkouts}
-    for _ in range(TURNS):
+    for network, (model, pixels) in networks().items():
+        image, calls = torch.rand(1, 3, pixels, pixels), {}
         for which, checkout in checkouts.items():
-            turns[which].append(run_elsewhere(checkout, rounds))
-    lines = []
-    for which, found in turns.items():
-        for same in zip(*found):
-            ratios = {
-                name: statistics.median(line["ratios"][name] for line in same)
-                for name in same[0]["ratios"]
-            }
-            base = statistics.median(line["base_us"] for line in same)
-            facts = {"checkout": which, "of": commit_of(checkouts[which]), "turns": TURNS}
-            lines.append({**same[0], "base_us": base, "ratios": ratios, **facts})
+            with package(checkout) as library:
+                own = copy.deepcopy(model).eval()
+                wf = library.apply_weight_filtering(own, example_input=image)
+                calls[which] = paths(wf, image)
+                for call in calls[which].values():
+                    call()  # what is imported on first use is imported now
+        for found in measure(calls, rounds):
+            of = commit_of(checkouts[found["checkout"]] or RESULTS.parents[1])
+            lines.append({"network": network, "targets": len(wf.targets), "of": of, **found})
     return lines
 
 
@@ -145,20 +150,16 @@ def commit_of(checkout: Path) -> str:
 
 
 def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of the run stored last: those from the last first network on, with its partner."""
-    starts = [
-        number
-        for number, line in enumerate(lines)
-        if line["network"] == lines[0]["network"] and line.get("checkout") != "after"
-    ]
-    return lines[starts[-1] :]
+    """The newest line of each network and checkout, of the command that ran last."""
+    same = [line for line in lines if line["command"] == lines[-1]["command"]]
+    return list({(line["network"], line.get("checkout")): line for line in same}.values())
 
 
 def table(lines: list[dict[str, Any]]) -> str:
     names = [name for name in lines[0]["ratios"] if name != "base"]
     text = ["| network | commit | targets | base, µs | " + " | ".join(names) + " |"]
     text.append("|---|---|" + "---:|" * (2 + len(names)))
-    for line in sorted(lines, key=lambda line: line["network"]):
+    for line in lines:
         ratios = [f"{line['ratios'][name]:.2f}" for name in names]
         of = line.get("of", line["commit"])
         first = [line["network"], of, str(line["targets"]), f"{line['base_us']:.0f}"]
@@ -170,22 +171,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--before", type=Path, help="a checkout of an older commit")
-    parser.add_argument("--lines", type=Path, help="only write lines to this file, no table")
     parser.add_argument("--out", type=Path, default=RESULTS / "eager_overhead.jsonl")
     args = parser.parse_args()
-    if args.before is None:
-        lines = run(args.rounds)
-    else:
-        here = {"before": args.before.resolve(), "after": RESULTS.parents[1]}
-        lines = run_in_turn(here, args.rounds)
-    facts = {"rounds": args.rounds, **origin()}
+    torch.manual_seed(0)
+    facts, checkouts = {"rounds": args.rounds, **origin()}, {"after": None}
     if args.before is not None:
+        checkouts = {"before": args.before.resolve(), **checkouts}
         facts["command"] = "python benchmarks/eager_overhead.py --before BEFORE"
-    for line in lines:
-        append_line(args.lines or args.out, {**line, **facts})
+    for line in run(checkouts, args.rounds):
+        append_line(args.out, {**line, **facts})
         print(json.dumps(line), flush=True)
-    if args.lines is None:
-        write(args.out)
+    write(args.out)
 
 
 def write(out: Path) -> None:
