@@ -7,7 +7,8 @@ of a mixed batch are one gather (or one matrix product for sets) and one sigmoid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -192,10 +193,25 @@ def made_once(values: Tensor) -> Tensor:
     Inductor would otherwise compute them again in every kernel that reads a part of them. It has to
     give ``as_strided`` a buffer.
     """
-    graph = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    exported = torch.compiler.is_exporting()
+    graph = not exported if torch.compiler.is_dynamo_compiling() else exported and _PACKAGING.get()
     if not graph or values.requires_grad:
         return values
     return values.as_strided(values.shape, values.stride())
+
+
+# Set while a graph is traced that inductor is to compile; others, as ONNX, do without as_strided.
+_PACKAGING: ContextVar[bool] = ContextVar("wfilter_packaging", default=False)
+
+
+@contextmanager
+def packaging() -> Iterator[None]:
+    """Inside, exported graphs are for AOTInductor: ``made_once`` holds in them, too."""
+    token = _PACKAGING.set(True)
+    try:
+        yield
+    finally:
+        _PACKAGING.reset(token)
 
 
 def _straight_through(gates: Tensor, is_open: Tensor) -> Tensor:
