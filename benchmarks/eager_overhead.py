@@ -42,6 +42,16 @@ class Empty(TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
+class Counting(TorchFunctionMode):
+    """Counts the calls that a mode sees, each of which goes into Python."""
+
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **kwargs or {})
+
+
 def networks() -> dict[str, tuple[nn.Module, int]]:
     """Deep and narrow: the same calls as the real ones, hardly any arithmetic."""
     resnet = timm.create_model("resnet18", num_classes=10, channels=(8, 8, 8, 8), stem_width=8)
@@ -139,8 +149,11 @@ def run(checkouts: dict[str, Path | None], rounds: int) -> list[dict[str, Any]]:
                 for call in calls[which].values():
                     call()  # what is imported on first use is imported now
         for found in measure(calls, rounds):
+            with Counting() as counting:
+                model.eval()(image)
+            facts = {"targets": len(wf.targets), "functions": counting.calls}
             of = commit_of(checkouts[found["checkout"]] or RESULTS.parents[1])
-            lines.append({"network": network, "targets": len(wf.targets), "of": of, **found})
+            lines.append({"network": network, **facts, "of": of, **found})
     return lines
 
 
@@ -157,12 +170,13 @@ def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     names = [name for name in lines[0]["ratios"] if name != "base"]
-    text = ["| network | commit | targets | base, µs | " + " | ".join(names) + " |"]
-    text.append("|---|---|" + "---:|" * (2 + len(names)))
+    text = ["| network | commit | targets | functions | base, µs | " + " | ".join(names) + " |"]
+    text.append("|---|---|" + "---:|" * (3 + len(names)))
     for line in lines:
         ratios = [f"{line['ratios'][name]:.2f}" for name in names]
         of = line.get("of", line["commit"])
-        first = [line["network"], of, str(line["targets"]), f"{line['base_us']:.0f}"]
+        counts = [str(line["targets"]), str(line.get("functions", ""))]
+        first = [line["network"], of, *counts, f"{line['base_us']:.0f}"]
         text.append("| " + " | ".join(first + ratios) + " |")
     return "\n".join(text)
 
@@ -191,7 +205,8 @@ def write(out: Path) -> None:
         f"# Python's share of an eager forward\n\nMade by `{lines[0]['command']}`: "
         "processor time of one image on networks with hardly any arithmetic, as ratios to the base "
         f"model (torch {lines[0]['torch']}). `empty mode` is the base model under a "
-        "`TorchFunctionMode` that does nothing. Compiled forwards have none of it.\n"
+        "`TorchFunctionMode` that does nothing; `functions` counts what goes into Python "
+        "under a mode, in one forward. Compiled forwards have none of it.\n"
     )
     out.with_suffix(".md").write_text(f"{text}\n{table(lines)}\n", encoding="utf-8")
 
