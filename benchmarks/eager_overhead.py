@@ -2,6 +2,7 @@
 
     python benchmarks/eager_overhead.py                       # a minute on one core
     python benchmarks/eager_overhead.py --before CHECKOUT     # and those of another checkout
+    python benchmarks/eager_overhead.py --before CHECKOUT --batch 16    # of the real networks
 
 The networks have the layers of ResNet-18 and ViT-T with so few channels that the kernels take next
 to no time; a GPU waits for the rest. One image, one thread, processor time, the paths interleaved;
@@ -65,19 +66,27 @@ def networks() -> dict[str, tuple[nn.Module, int]]:
     return {"resnet18, narrow": (resnet, 32), "vit_tiny, narrow": (vit, 32), "cnn": (four, 16)}
 
 
-def paths(wf: Any, image: torch.Tensor) -> dict[str, Callable[[], Any]]:
+def real_networks() -> dict[str, tuple[nn.Module, int]]:
+    """The networks themselves, small images: what a change does where arithmetic counts."""
+    resnet = timm.create_model("resnet18", num_classes=10)
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=64)
+    return {"resnet18": (resnet, 64), "vit_tiny": (vit, 64)}
+
+
+def paths(wf: Any, image: torch.Tensor, calls: int) -> dict[str, Callable[[], Any]]:
     """Every form of a call; each opens its block anew where it has one."""
-    label, chosen = torch.tensor([3]), torch.zeros(1, 10, dtype=torch.bool)
+    label = (torch.arange(len(image)) + 3) % 10
+    chosen = torch.zeros(len(image), 10, dtype=torch.bool)
 
     def block() -> Any:
         with wf.forgetting(3):
-            return [wf(image) for _ in range(CALLS)]
+            return [wf(image) for _ in range(calls)]
 
     def empty() -> Any:
         with Empty():
             return wf.base(image)
 
-    many = lambda call: lambda: [call() for _ in range(CALLS)]  # noqa: E731
+    many = lambda call: lambda: [call() for _ in range(calls)]  # noqa: E731
     return {
         "base": many(lambda: wf.base(image)),
         "empty mode": many(empty),
@@ -90,7 +99,9 @@ def paths(wf: Any, image: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 
 @torch.no_grad()
-def measure(calls: dict[str, dict[str, Callable[[], Any]]], rounds: int) -> Iterator[Any]:
+def measure(
+    calls: dict[str, dict[str, Callable[[], Any]]], rounds: int, repeats: int
+) -> Iterator[Any]:
     """For each checkout, microseconds of a forward of its base model and the ratios of its paths.
 
     All paths of all checkouts run once per round.
@@ -103,7 +114,7 @@ def measure(calls: dict[str, dict[str, Callable[[], Any]]], rounds: int) -> Iter
             began = time.process_time()
             calls[which][name]()
             if number >= WARM:
-                times[which, name].append(1e6 * (time.process_time() - began) / CALLS)
+                times[which, name].append(1e6 * (time.process_time() - began) / repeats)
     bases = [times[which, "base"] for which in calls]
     base = [statistics.mean(same) for same in zip(*bases)]  # one yardstick for all checkouts
     for which, own in calls.items():
@@ -135,23 +146,23 @@ def _taken() -> dict[str, Any]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-def run(checkouts: dict[str, Path | None], rounds: int) -> list[dict[str, Any]]:
+def run(checkouts: dict[str, Path | None], rounds: int, batch: int) -> list[dict[str, Any]]:
     """A line for each network and checkout."""
     torch.set_num_threads(1)
-    lines = []
-    for network, (model, pixels) in networks().items():
-        image, calls = torch.rand(1, 3, pixels, pixels), {}
+    lines, repeats = [], CALLS if batch == 1 else 1
+    for network, (model, pixels) in (networks() if batch == 1 else real_networks()).items():
+        image, calls = torch.rand(batch, 3, pixels, pixels), {}
         for which, checkout in checkouts.items():
             with package(checkout) as library:
                 own = copy.deepcopy(model).eval()
                 wf = library.apply_weight_filtering(own, example_input=image)
-                calls[which] = paths(wf, image)
+                calls[which] = paths(wf, image, repeats)
                 for call in calls[which].values():
                     call()  # what is imported on first use is imported now
-        for found in measure(calls, rounds):
+        for found in measure(calls, rounds, repeats):
             with Counting() as counting:
                 model.eval()(image)
-            facts = {"targets": len(wf.targets), "functions": counting.calls}
+            facts = {"targets": len(wf.targets), "batch": batch, "functions": counting.calls}
             of = commit_of(checkouts[found["checkout"]] or RESULTS.parents[1])
             lines.append({"network": network, **facts, "of": of, **found})
     return lines
@@ -163,9 +174,9 @@ def commit_of(checkout: Path) -> str:
 
 
 def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest line of each network and checkout, of the command that ran last."""
-    same = [line for line in lines if line["command"] == lines[-1]["command"]]
-    return list({(line["network"], line.get("checkout")): line for line in same}.values())
+    """The newest line of each network and checkout, of the runs that compare two."""
+    same = [line for line in lines if "--before" in line["command"]]
+    return list({(line["network"], line["checkout"]): line for line in same}.values())
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -185,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--before", type=Path, help="a checkout of an older commit")
+    parser.add_argument("--batch", type=int, default=1, help="more than 1: of the real networks")
     parser.add_argument("--out", type=Path, default=RESULTS / "eager_overhead.jsonl")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -192,7 +204,8 @@ def main() -> None:
     if args.before is not None:
         checkouts = {"before": args.before.resolve(), **checkouts}
         facts["command"] = "python benchmarks/eager_overhead.py --before BEFORE"
-    for line in run(checkouts, args.rounds):
+        facts["command"] += "" if args.batch == 1 else f" --batch {args.batch}"
+    for line in run(checkouts, args.rounds, args.batch):
         append_line(args.out, {**line, **facts})
         print(json.dumps(line), flush=True)
     write(args.out)
@@ -204,7 +217,7 @@ def write(out: Path) -> None:
     text = (
         f"# Python's share of an eager forward\n\nMade by `{lines[0]['command']}`: "
         "processor time of one image on networks with hardly any arithmetic, as ratios to the base "
-        f"model (torch {lines[0]['torch']}). `empty mode` is the base model under a "
+        f"model, and with `--batch 16` of the networks themselves (torch {lines[0]['torch']}). `empty mode` is the base model under a "
         "`TorchFunctionMode` that does nothing; `functions` counts what goes into Python "
         "under a mode, in one forward. Compiled forwards have none of it.\n"
     )
