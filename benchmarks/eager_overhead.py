@@ -217,9 +217,10 @@ def write(out: Path) -> None:
     text = (
         f"# Python's share of an eager forward\n\nMade by `{lines[0]['command']}`: "
         "processor time of one image on networks with hardly any arithmetic, as ratios to the base "
-        f"model, and with `--batch 16` of the networks themselves (torch {lines[0]['torch']}). `empty mode` is the base model under a "
-        "`TorchFunctionMode` that does nothing; `functions` counts what goes into Python "
-        "under a mode, in one forward. Compiled forwards have none of it.\n"
+        "model, and with `--batch 16` of 16 images on the networks themselves (torch "
+        f"{lines[0]['torch']}). `empty mode` is the base model under a `TorchFunctionMode` that "
+        "does nothing; `functions` counts what goes into Python under a mode, in one forward. "
+        "Compiled forwards have none of it.\n"
     )
     out.with_suffix(".md").write_text(f"{text}\n{table(lines)}\n", encoding="utf-8")
 
