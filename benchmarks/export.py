@@ -5,9 +5,9 @@
 
 appends to ``benchmarks/results/export.jsonl`` and writes its table, ``export.md``. Every engine
 runs every kind of batch once per round, so that a busy machine slows all of them; ratios are
-medians over rounds. Engines: eager torch, ``torch.compile``, the graph of ``torch.export``, a
-package compiled ahead of time (``export(..., aoti=True)``), and onnxruntime, all with the same
-threads.
+medians over rounds, of processor time where there is one thread. Engines: eager torch,
+``torch.compile``, the graph of ``torch.export``, a package compiled ahead of time
+(``export(..., aoti=True)``), and onnxruntime, all with the same threads.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ def make_run(
 @torch.no_grad()
 def time_runs(runs: list[Run], rounds: int) -> None:
     """In place: interleaved rounds, the first two to warm up."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for number in range(rounds + 2):
         for run in runs:
-            began = time.perf_counter()
+            began = clock()
             run.call()
             if number > 1:
-                run.times.append(1000 * (time.perf_counter() - began))
+                run.times.append(1000 * (clock() - began))
 
 
 def lines(name: str, images: Tensor, runs: list[Run]) -> Iterator[dict[str, Any]]:

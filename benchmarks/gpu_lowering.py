@@ -31,6 +31,7 @@ import wfilter
 from lowered import Lowered, Outside
 from pretended_gpu import pretended_gpu, templates_chosen, to_device
 from wfilter import bench
+from wfilter.files.export import traced_graph
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = {
@@ -46,8 +47,9 @@ MODELS = {
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 FORMATS = ("contiguous", "channels_last")
 STEPS = ("forward", "training")
-# How a user compiles: the method, or torch's function around the filtered model.
-WAYS = ("wf.compile()", "torch.compile(wf)")
+# How a user compiles: the method, torch's function around the filtered model, or to a file.
+WAYS = ("wf.compile()", "torch.compile(wf)", "wfilter export --aoti")
+PACKAGE = WAYS[2]
 MODES = ("default", "max-autotune")
 CLASSES = 10
 CONVOLUTIONAL = ("resnet18", "resnet50", "vgg16", "convnext_tiny")
@@ -128,15 +130,35 @@ def lower(setting: Setting, wf: wfilter.FilteredModel) -> list[Row]:
         forward: Callable[..., Any] = wf
         if setting.way == "wf.compile()":
             wf.compile(backend=gpu.backend, fullgraph=True)
+        elif setting.way == PACKAGE:
+            forward = _packaged(wf, gpu.backend)
         else:
             forward = torch.compile(wf, backend=gpu.backend, fullgraph=True)
         rows = [_watched("base", lambda: forward(images), None)]
         for forget, value in wanted.items():
             if isinstance(value, int) and forward is not wf:
-                continue  # a Python number is a constant of that graph: one for each class
+                continue  # a Python number is a constant of that graph, or none of its inputs
             call = lambda: forward(images, forget=value)  # noqa: E731, B023
             rows.append(_watched(forget, call, wf.alphas.shape[1]))
     return _against_the_first(rows)
+
+
+def _packaged(wf: wfilter.FilteredModel, backend: Any) -> Callable[..., Any]:
+    """The graphs that ``wfilter.export(..., aoti=True)`` traces, in inductor's hands.
+
+    AOTInductor lowers them alike, and writes what launches the kernels in C++.
+    """
+    made: dict[torch.dtype | None, Callable[..., Any]] = {}
+
+    def forward(images: Tensor, forget: Tensor | None = None) -> Any:
+        kind = None if forget is None else forget.dtype
+        inputs = (images,) if forget is None else (images, forget)
+        if kind not in made:
+            graph = traced_graph(wf.base if forget is None else wf, *inputs)
+            made[kind] = torch.compile(graph, backend=backend, fullgraph=True)
+        return made[kind](*inputs)
+
+    return forward
 
 
 def _watched(forget: str, call: Callable[[], Any], units: int | None) -> Row:
@@ -199,12 +221,18 @@ def settings(args: argparse.Namespace) -> list[Setting]:
 
     Left out: training in half precision (untraining runs in float32, or under autocast, whose
     graphs are those of the forward's dtypes), channels_last where hardly a layer is a convolution,
-    and, beyond float16, the other way to compile and the other mode.
+    and, beyond float16, the other ways to compile and the other mode.
     """
     found = [
         *(Setting(model) for model in args.models),
         *(Setting(model, way="torch.compile(wf)") for model in args.models),
+        *(Setting(model, way=PACKAGE) for model in args.models),
         *(Setting(m, mode="max-autotune") for m in args.models if m not in CONVOLUTIONAL),
+        *(
+            Setting(m, way="torch.compile(wf)", mode="max-autotune")
+            for m in args.models
+            if m not in CONVOLUTIONAL
+        ),
         *(Setting(m, memory_format="channels_last") for m in args.models if m in CONVOLUTIONAL),
         *(Setting(model, "float32", step="training", batch=8) for model in args.models),
         *(Setting(model, "float32") for model in args.models),

@@ -74,6 +74,22 @@ def test_a_plainly_compiled_model_makes_its_gates_once(resnet):
 
 
 @pytest.mark.slow
+def test_a_package_makes_its_gates_once(resnet):
+    base, *mixed = lower(Setting("resnet18", way=gpu_lowering.PACKAGE), resnet)
+    assert [row.forget for row in mixed] == ["labels", "sets"]
+    for row in mixed:
+        assert row.kernels <= base.kernels + 3  # they make the gates
+        assert row.ratio < 1.01
+        nothing_stops_cuda_graphs(row)
+
+
+@pytest.mark.slow
+def test_a_package_of_a_vit_scales_queries_keys_and_values_in_one_pass(vit):
+    base, labels, _ = lower(Setting("vit_tiny", way=gpu_lowering.PACKAGE), vit)
+    assert labels.kernels == base.kernels + 2 + 1  # one in each block, and one makes the gates
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 def test_so_it_is_in_every_dtype_and_memory_format(resnet, dtype, memory_format):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wfilter.core.gates import class_index, readable, set_vector
+from wfilter.core.gates import class_index, ends, readable, set_vector
 
 Forget = Union[
     None,
@@ -52,7 +52,7 @@ def read_forget(
     elif isinstance(forget, np.ndarray):
         forget = _from_numpy(forget, num_classes, class_names)
     if isinstance(forget, Tensor) and forget.ndim:
-        check_per_sample(forget, len(forget) if batch is None else batch, num_classes)
+        check_per_sample(forget, forget.shape[0] if batch is None else batch, num_classes)
         return forget
     members = forget if isinstance(forget, (set, frozenset)) else [forget]
     numbers: list[Any] = [_plain(member) for member in members]
@@ -105,14 +105,14 @@ def check_per_sample(forget: Tensor, batch: int, num_classes: int) -> None:
             f"forget has dtype {str(forget.dtype).removeprefix('torch.')}. Labels must be int64 "
             "(use labels.long()) and sets bool: other dtypes would index as masks or be rounded."
         )
-    if forget.ndim != 1 or len(forget) != batch:
+    if forget.ndim != 1 or forget.shape[0] != batch:
         raise ValueError(
             f"forget has {len(forget) if forget.ndim == 1 else tuple(forget.shape)} entries for a "
             f"batch of {batch}. Pass one label per sample, or one int for all (a set of classes "
             "for all: {1, 2})."
         )
     if readable(forget) and batch:
-        low, high = (int(value) for value in forget.aminmax())
+        low, high = ends(forget)
         if low < -1 or high >= num_classes:
             bad = low if low < -1 else high
             raise ValueError(

@@ -15,8 +15,8 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ContextDecorator, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from functools import wraps
 from types import FrameType, MethodType
@@ -134,14 +134,14 @@ def innermost(owner: FilteredModel) -> Block | None:
     return None
 
 
-@contextmanager
-def running() -> Iterator[None]:
+class Running(AbstractContextManager[None]):
     """Inside, entries are passed through: the forward that runs has its own gates or none."""
-    token = _RUNNING.set(True)
-    try:
-        yield
-    finally:
-        _RUNNING.reset(token)
+
+    def __enter__(self) -> None:
+        self._token = _RUNNING.set(True)
+
+    def __exit__(self, *exc: object) -> None:
+        _RUNNING.reset(self._token)
 
 
 def is_any_open() -> bool:
@@ -183,13 +183,14 @@ class Entry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The method's result, under the gates of the block that the call is in, if any."""
-        method = getattr(type(self.module), self.name)
+        module = self.module
+        method = getattr(type(module), self.name)
         if not _RUNNING.get():
             for owner in list(self.owners):
                 block = innermost(owner)
                 if block is not None and block.rows is not None:
-                    return owner.run_part(method, block.rows, self.module, *args, **kwargs)
-        return method(self.module, *args, **kwargs)
+                    return owner.run_part(method, block.rows, module, *args, **kwargs)
+        return method(module, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[nn.Module, str]]:
         """Copies and pickles made by another context meanwhile get the plain method."""

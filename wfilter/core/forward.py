@@ -15,11 +15,17 @@ from torch import Tensor, nn
 
 from wfilter.core.compiling import refuse_freezing
 from wfilter.core.forget import Forget, Rows, as_sets, read_forget
-from wfilter.core.forgetting import innermost, is_any_open, running
-from wfilter.core.gates import traced
+from wfilter.core.forgetting import Running, innermost, is_any_open
+from wfilter.core.gates import Look, traced
 from wfilter.core.outputs import Inputs, take_apart
 from wfilter.core.paths import gate_mode, head_mode, plain_features, run_path
-from wfilter.core.refusals import check_base, check_values, refuse_recomputation, refuse_training
+from wfilter.core.refusals import (
+    check_base,
+    check_values,
+    look_for_bad,
+    refuse_recomputation,
+    refuse_training,
+)
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
@@ -37,38 +43,41 @@ def run_call(wf: FilteredModel, inputs: Inputs, forget: Forget, *, features: boo
     if traced(inputs.images) and not features:
         return _run_traced(wf, inputs, forget)
     check_base(wf.base, wf.parts)
-    wanted = _wanted(wf, inputs, forget)
-    if wanted is None or not len(inputs.images):
+    batch = inputs.images.shape[0]
+    wanted = _wanted(wf, batch, forget)
+    if wanted is None or not batch:
         return plain_features(wf, inputs) if features else _run_plain(wf, inputs)
-    check_values(wf, wanted)
     refuse_recomputation(wf, inputs.images)
     if wf.compiled is not None and not features:
+        check_values(wf, wanted)
         wf.inspection_of(inputs)  # a graph cannot stop to look at images of a new size
-        wanted = wf.per_sample(wanted, len(inputs.images))
+        wanted = wf.per_sample(wanted, batch)
         return wf.compiled.gated(inputs, wf.compiled.gates(wanted), _sets(wf, wanted, 0))
-    gates, sets = gates_and_sets(wf, wanted, len(inputs.images))
+    wf.pins.check(wf)
+    gates, sets = gates_and_sets(wf, wanted, batch, look_for_bad(wf))
     return run_path(wf, inputs, gates, sets, features=features)
 
 
-def _wanted(wf: FilteredModel, inputs: Inputs, forget: Forget) -> Rows | Tensor | None:
+def _wanted(wf: FilteredModel, batch: int, forget: Forget) -> Rows | Tensor | None:
     """What a call forgets, by its argument or by the block it is in."""
     if forget is not None:
-        return read_forget(forget, len(inputs.images), wf.num_classes, wf.class_names)
+        return read_forget(forget, batch, wf.num_classes, wf.class_names)
     block = innermost(wf) if is_any_open() else None
     return None if block is None else block.rows
 
 
 def gates_and_sets(
-    wf: FilteredModel, wanted: Rows | Tensor, batch: int
+    wf: FilteredModel, wanted: Rows | Tensor, batch: int, look: Look | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Gates for the targets, and for the feature rows, where there are any, a set per sample.
 
-    One class or set for all samples has one row of gates, ``(total_units,)``.
+    One class or set for all samples has one row of gates, ``(total_units,)``. ``look`` is called
+    with the alphas that the gates are made of.
     """
     if isinstance(wanted, tuple):
-        return wf.row_gates(wanted), _sets(wf, wanted, batch)
+        return wf.row_gates(wanted, look), _sets(wf, wanted, batch)
     wanted = wf.per_sample(wanted, batch)
-    return wf.mixed_gates(wanted), _sets(wf, wanted, batch)
+    return wf.mixed_gates(wanted, look), _sets(wf, wanted, batch)
 
 
 def _sets(wf: FilteredModel, wanted: Rows | Tensor, batch: int) -> Tensor | None:
@@ -82,7 +91,7 @@ def _run_plain(wf: FilteredModel, inputs: Inputs) -> Any:
     base = wf.base if wf.compiled is None else wf.compiled.plain
     if not is_any_open():
         return inputs.run(base)
-    with running():
+    with Running():
         return inputs.run(base)
 
 
@@ -119,10 +128,11 @@ def run_part(
     whole = module is wf.base and method is type(module).forward
     if whole and len(args) < 2:
         return wf(*args, **kwargs)
-    check_values(wf, rows)
-    gates, sets = gates_and_sets(wf, rows, 1)
+    check_base(wf.base)
+    wf.pins.check(wf)
+    gates, sets = gates_and_sets(wf, rows, 1, look_for_bad(wf))
     with ExitStack() as stack:
-        stack.enter_context(running())
+        stack.enter_context(Running())
         tensors = take_apart((args, kwargs))[0]
         wanted = any(tensor.requires_grad for tensor in tensors)
         stack.enter_context(gate_mode(wf, wf.known.latest, gates, differentiated=wanted))

@@ -6,8 +6,9 @@ of a mixed batch are one gather (or one matrix product for sets) and one sigmoid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,9 @@ from wfilter.core.targets import Target
 
 # Far enough that the sigmoid is exactly 0 or 1 in every dtype, and finite so that 0 * alpha is 0.
 HARD = 1000.0
+
+# Gets the alphas that gates are made of, as they were gathered; raises where they are bad.
+Look = Callable[[Tensor], None]
 
 
 class ByTarget(Mapping[str, Tensor]):
@@ -70,7 +74,12 @@ def new_alphas(targets: Sequence[Target], num_classes: int, init: float, like: T
 
 
 def label_gates(
-    alphas: Tensor, labels: Tensor, *, hard: bool = False, sparse: bool = False
+    alphas: Tensor,
+    labels: Tensor,
+    *,
+    hard: bool = False,
+    sparse: bool = False,
+    look: Look | None = None,
 ) -> Tensor:
     """Gates ``(batch, total_units)`` for one class per sample; for label -1 all are exactly 1.
 
@@ -79,39 +88,48 @@ def label_gates(
         labels: int64 ``(batch,)``.
         hard: Round gates to exactly 0 or 1; gradients are those of the sigmoid.
         sparse: Let the gradient of ``alphas`` hold only the rows in ``labels``.
+        look: Called with the alphas of each sample.
 
     Example:
         >>> label_gates(torch.zeros(2, 3), torch.tensor([1, -1]))
         tensor([[0.5000, 0.5000, 0.5000],
                 [1.0000, 1.0000, 1.0000]])
     """
-    if readable(labels) and labels.numel() and int(labels.min()) >= 0:
-        rows = F.embedding(labels, alphas, sparse=sparse)
+    if readable(labels) and labels.numel() and ends(labels)[0] >= 0:
+        rows = _gathered(alphas, labels, sparse)
+        if look is not None:
+            look(rows)
         return _straight_through(torch.sigmoid(rows), rows > 0) if hard else torch.sigmoid(rows)
     nothing = labels == -1
     index = labels + nothing  # row 0 stands in for -1: its values are replaced below
     if torch.compiler.is_compiling():
         # Runtimes of exported graphs count other negative indices from the end instead of refusing.
         index = torch.where(index < 0, len(alphas), index)
-    rows = F.embedding(index, alphas, sparse=sparse)
+    rows = _gathered(alphas, index, sparse)
     # In place (nobody else holds the rows), so that a device has two kernels less to launch.
     rows.masked_fill_(nothing.unsqueeze(-1), HARD)
+    if look is not None:
+        look(rows)
     gates = torch.sigmoid(rows)
     if hard:
         gates = _straight_through(gates, rows > 0)
     return made_once(gates)
 
 
-def set_gates(alphas: Tensor, sets: Tensor, *, hard: bool = False) -> Tensor:
+def set_gates(
+    alphas: Tensor, sets: Tensor, *, hard: bool = False, look: Look | None = None
+) -> Tensor:
     """Gates ``(batch, total_units)`` for a set of classes per sample: the product over the set.
 
-    With ``hard``, a gate is 0 as soon as one class of the set closes it.
+    With ``hard``, a gate is 0 as soon as one class of the set closes it. ``look`` gets the alphas.
 
     Example:
         >>> set_gates(torch.zeros(2, 3), torch.tensor([[True, True], [False, False]]))
         tensor([[0.2500, 0.2500, 0.2500],
                 [1.0000, 1.0000, 1.0000]])
     """
+    if look is not None:
+        look(alphas)
     chosen = sets.to(alphas.dtype)
     with _full_precision(alphas):
         gates = torch.exp(chosen @ F.logsigmoid(alphas))
@@ -120,22 +138,29 @@ def set_gates(alphas: Tensor, sets: Tensor, *, hard: bool = False) -> Tensor:
     return made_once(gates)
 
 
-def row_gates(alphas: Tensor, rows: Sequence[int], *, hard: bool = False) -> Tensor:
+def row_gates(
+    alphas: Tensor, rows: Sequence[int], *, hard: bool = False, look: Look | None = None
+) -> Tensor:
     """Gates ``(total_units,)`` of one class or set, without a look at the other rows.
 
-    The rows are known to Python, so that no device is waited for.
+    The rows are known to Python, so that no device is waited for; ``look`` gets their alphas.
 
     Example:
         >>> row_gates(torch.zeros(5, 3), [1]), row_gates(torch.zeros(5, 3), [1, 4])
         (tensor([0.5000, 0.5000, 0.5000]), tensor([0.2500, 0.2500, 0.2500]))
     """
     if len(rows) == 1:
-        (row,) = rows
-        gates, is_open = torch.sigmoid(alphas[row]), alphas[row] > 0
+        chosen = alphas[rows[0]]
+        gates = torch.sigmoid(chosen)
     else:
         chosen = alphas.index_select(0, _sent(torch.tensor(rows, dtype=torch.int64), alphas))
-        gates, is_open = F.logsigmoid(chosen).sum(0).exp(), (chosen > 0).all(0)
-    return _straight_through(gates, is_open) if hard else gates
+        gates = F.logsigmoid(chosen).sum(0).exp()
+    if look is not None:
+        look(chosen)
+    if not hard:
+        return gates
+    is_open = chosen > 0
+    return _straight_through(gates, is_open if is_open.ndim == 1 else is_open.all(0))
 
 
 def set_vector(rows: Sequence[int], num_classes: int, device: torch.device) -> Tensor:
@@ -143,6 +168,11 @@ def set_vector(rows: Sequence[int], num_classes: int, device: torch.device) -> T
     chosen = torch.zeros(num_classes, dtype=torch.bool)
     chosen[list(rows)] = True
     return chosen.to(device, non_blocking=True)
+
+
+def _gathered(alphas: Tensor, labels: Tensor, sparse: bool) -> Tensor:
+    """What ``F.embedding`` gives, without its checks."""
+    return torch.embedding(alphas, labels, -1, False, sparse)
 
 
 def _sent(values: Tensor, like: Tensor) -> Tensor:
@@ -163,10 +193,25 @@ def made_once(values: Tensor) -> Tensor:
     Inductor would otherwise compute them again in every kernel that reads a part of them. It has to
     give ``as_strided`` a buffer.
     """
-    graph = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    exported = torch.compiler.is_exporting()
+    graph = not exported if torch.compiler.is_dynamo_compiling() else exported and _PACKAGING.get()
     if not graph or values.requires_grad:
         return values
     return values.as_strided(values.shape, values.stride())
+
+
+# Set while a graph is traced that inductor is to compile; others, as ONNX, do without as_strided.
+_PACKAGING: ContextVar[bool] = ContextVar("wfilter_packaging", default=False)
+
+
+@contextmanager
+def packaging() -> Iterator[None]:
+    """Inside, exported graphs are for AOTInductor: ``made_once`` holds in them, too."""
+    token = _PACKAGING.set(True)
+    try:
+        yield
+    finally:
+        _PACKAGING.reset(token)
 
 
 def _straight_through(gates: Tensor, is_open: Tensor) -> Tensor:
@@ -198,6 +243,24 @@ def traced(x: Tensor) -> bool:
     if torch.compiler.is_dynamo_compiling():
         return True
     return torch.compiler.is_exporting() and is_fake(x)
+
+
+def ends(labels: Tensor) -> tuple[int, int]:
+    """The least and the largest of some readable labels; of a few, without a kernel.
+
+    Example:
+        >>> ends(torch.tensor([3, -1, 2]))
+        (-1, 3)
+    """
+    if labels.numel() <= 32 and type(labels) is Tensor and not is_wrapped(labels):
+        values = labels.tolist()
+        return min(values), max(values)
+    low, high = labels.aminmax()
+    return int(low), int(high)
+
+
+# By torch.func: vmap, grad and the like.
+is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def readable(values: Tensor) -> bool:

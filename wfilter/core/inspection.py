@@ -65,6 +65,11 @@ class Inspection:
         """Whether a mixed batch runs as one forward of the base model."""
         return all(finding.path == "fused" for finding in self.findings)
 
+    @cached_property
+    def has_weights(self) -> bool:
+        """Whether a target has no rule, so that its weight itself is gated."""
+        return any(finding.by == "weight" for finding in self.findings)
+
     def refuse_mixing(self, model: nn.Module) -> None:
         """Stop where the samples of a batch are not independent."""
         if self.mixes:
@@ -187,13 +192,11 @@ def find_sites(
 
 def sites_now(owned: Sequence[Owned]) -> dict[int, Site]:
     """By the tensors that the modules hold at this moment, as moving a model gives it others."""
-    return {id(_tensor(module, name)): site for module, name, site in owned}
-
-
-def _tensor(module: nn.Module, name: str) -> object:
-    """What ``getattr`` gives; a parameter is looked up first, which saves a microsecond."""
-    parameter = module._parameters.get(name)
-    return getattr(module, name) if parameter is None else parameter
+    sites = {}
+    for module, name, site in owned:
+        tensor = module._parameters.get(name)  # what getattr gives, a microsecond sooner
+        sites[id(getattr(module, name) if tensor is None else tensor)] = site
+    return sites
 
 
 @torch.no_grad()

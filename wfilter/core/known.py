@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from wfilter.core.forgetting import running
+from wfilter.core.forgetting import Running
 from wfilter.core.head import Head, find_head
 from wfilter.core.inspection import Inspection, Owned
 from wfilter.core.modes import Spans
@@ -22,6 +22,7 @@ class KeptSites(NamedTuple):
     pinned: frozenset[int]
     owned: tuple[Owned, ...]
     spans: Spans
+    watches: bool  # whether one of the sites is standardised
 
 
 class Known:
@@ -51,7 +52,7 @@ class Known:
         """Where the logits are made, looked at now if these inputs are the first."""
         if inputs.key not in self._heads:
             some = inputs.of_samples(torch.arange(min(2, len(inputs.images))))
-            with running():
+            with Running():
                 self._heads[inputs.key] = find_head(base, some)
         return self._heads[inputs.key]
 

@@ -22,7 +22,6 @@ from wfilter.core.filters import is_marked
 from wfilter.core.forget import Forget, Rows, one_for_all, per_sample, read_forget
 from wfilter.core.forgetting import Forgetting, refuse_inside, strip_methods
 from wfilter.core.forward import run_call, run_part
-from wfilter.core.gates import ByTarget
 from wfilter.core.head import Head
 from wfilter.core.inspection import Inspection, Plan, make_plan, parameter_of
 from wfilter.core.known import Known
@@ -152,15 +151,16 @@ class FilteredModel(nn.Module):
         sets = None if self.feature_rows is None else sets
         return run_path(self, inputs, gates, sets, replicas=replicas)
 
-    def row_gates(self, rows: Rows) -> Tensor:
+    def row_gates(self, rows: Rows, look: _gates.Look | None = None) -> Tensor:
         """``(total_units,)`` for one class or set, without a look at the other rows."""
-        return _gates.row_gates(self.alphas, rows, hard=self.hard)
+        return _gates.row_gates(self.alphas, rows, hard=self.hard, look=look)
 
-    def mixed_gates(self, forget: Tensor) -> Tensor:
-        """Gates ``(batch, total_units)`` for labels ``(batch,)`` or sets, checked before."""
+    def mixed_gates(self, forget: Tensor, look: _gates.Look | None = None) -> Tensor:
+        """Gates ``(batch, total_units)`` for labels or sets; ``look`` gets the alphas they use."""
+        alphas, hard = self.alphas, self.hard
         if forget.dtype == torch.bool:
-            return _gates.set_gates(self.alphas, forget, hard=self.hard)
-        return _gates.label_gates(self.alphas, forget, hard=self.hard, sparse=self.sparse)
+            return _gates.set_gates(alphas, forget, hard=hard, look=look)
+        return _gates.label_gates(alphas, forget, hard=hard, sparse=self.sparse, look=look)
 
     def per_sample(self, wanted: Rows | Tensor, batch: int) -> Tensor:
         """Labels or sets with an entry for each sample, where the alphas are."""
@@ -249,16 +249,16 @@ class FilteredModel(nn.Module):
     @property
     def alpha(self) -> Mapping[str, Tensor]:
         """Parameter name -> alphas ``(num_classes, units)``; views, so writing to one sets it."""
-        return ByTarget(self.targets, self.alphas)
+        return _gates.ByTarget(self.targets, self.alphas)
 
     def gates(self, forget: Forget) -> Mapping[str, Tensor]:
         """Parameter name -> gates: ``(units,)`` for one class or set, ``(batch, units)`` else."""
         if forget is None:
-            return ByTarget(self.targets, torch.ones_like(self.alphas[0]))
+            return _gates.ByTarget(self.targets, torch.ones_like(self.alphas[0]))
         wanted = read_forget(forget, None, self.num_classes, self.class_names)
         if isinstance(wanted, tuple):
-            return ByTarget(self.targets, self.row_gates(wanted))
-        return ByTarget(self.targets, self.mixed_gates(wanted.to(self.alphas.device)))
+            return _gates.ByTarget(self.targets, self.row_gates(wanted))
+        return _gates.ByTarget(self.targets, self.mixed_gates(wanted.to(self.alphas.device)))
 
     @property
     def plan(self) -> Plan:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from wfilter.core.gates import made_once, traced
+from wfilter.core.gates import is_wrapped, made_once, traced
 from wfilter.core.layouts import Layout, place, unfold
 from wfilter.core.recomputing import Recomputation
 from wfilter.core.rules import RULES, Function, InterceptMode, Site
+
+
+class Spans(NamedTuple):
+    """Where the parts of the joint axis begin, and their sizes; what is no site lies in between."""
+
+    starts: list[int]
+    sizes: list[int]
 
 
 class GateMode(InterceptMode):
@@ -21,7 +29,7 @@ class GateMode(InterceptMode):
     ``weights`` are targets that no rule covers, as index and gated tensor, by the identity of the
     original: every function gets them in its place. The model itself is not touched, so threads can
     share it. ``differentiated`` says whether the call's inputs want gradients; ``spans`` are those
-    of the sites, where they are known.
+    of the sites, and ``watches`` whether one of them is standardised, where that is known.
     """
 
     def __init__(
@@ -33,8 +41,9 @@ class GateMode(InterceptMode):
         *,
         differentiated: bool = False,
         spans: Spans | None = None,
+        watches: bool | None = None,
     ):
-        super().__init__(sites)
+        super().__init__(sites, watches)
         self.gates = gates
         self.weights = weights or {}
         self.replicas = replicas
@@ -72,15 +81,19 @@ class GateMode(InterceptMode):
         self._note(index)
         return weight
 
-    def _note(self, index: int) -> None:
-        """Remember that a target was gated; refuse where a gradient would be wrong."""
+    def _note(self, index: int, other: int | None = None) -> None:
+        """Remember which targets were gated; refuse where a gradient would be wrong."""
         if not torch.compiler.is_dynamo_compiling():  # asked now: the base model may be compiled
             self.acted.add(index)
+            if other is not None:
+                self.acted.add(other)
         if self._recomputation.needed:
             self._recomputation.refuse()
 
     def idle(self) -> list[int]:
         """Indices of the targets that nothing has used so far."""
+        if len(self.acted) == len(self.sites) + len(self.weights):
+            return []
         known = [site.index for site in self.sites.values()]
         known += [index for index, _ in self.weights.values()]
         return [index for index in known if index not in self.acted]
@@ -94,20 +107,21 @@ class GateMode(InterceptMode):
         bias_site: Site | None,
     ) -> Tensor:
         """``gate_w * output + gate_b * bias``, each sample with its own gates."""
-        if site is not None:
-            self._note(site.index)
-        if bias_site is not None:
-            self._note(bias_site.index)
+        first = site or bias_site
+        assert first is not None
+        self._note(first.index, None if bias_site is None else bias_site.index)
         layout = position = None
         if self.batch is not None:
-            layout = (site or bias_site).layout  # type: ignore[union-attr]
+            layout = first.layout
             assert layout is not None
             position = layout.axis + (layout.order == "minor")
             if layout.order != "plain" or output.shape[layout.axis] != self.batch:
                 output = self._samples(output, layout)
         shift = None
         if bias is not None:
-            shift = place(_cast(bias, output.dtype), output, axis, None)
+            shift = bias if bias.dtype == output.dtype else bias.to(output.dtype)
+            if axis != -1 or bias.shape[0] != output.shape[-1]:  # else it meets the output as it is
+                shift = place(shift, output, axis, None)
             if bias_site is not None:
                 shift = self._of(bias_site, output, axis, position) * shift
         scale = None if site is None else self._of(site, output, axis, position)
@@ -145,12 +159,11 @@ class GateMode(InterceptMode):
             shape[axis] = self.gates.shape[-1]
             if position is not None and self.batch is not None:
                 shape[position] = self.batch
-            table = _cast(self.gates, output.dtype).view(shape)
+            table = self.gates if self.gates.dtype == output.dtype else self.gates.to(output.dtype)
             if self.spans is None:
-                self.spans = spans(self.sites.values(), table.shape[axis])
-            starts, sizes = self.spans
-            pieces = dict(zip(starts, torch.split_with_sizes(table, sizes, axis)))
-            self._tables[key] = pieces
+                self.spans = spans(self.sites.values(), table.shape[-1])
+            parts = torch.split_with_sizes(table.view(shape), self.spans.sizes, axis)
+            pieces = self._tables[key] = dict(zip(self.spans.starts, parts))
         return pieces[site.start]
 
     def _multiply_add(self, output: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
@@ -171,18 +184,11 @@ class GateMode(InterceptMode):
         return torch.addcmul(shift, output, scale, out=output)
 
 
-Spans = tuple[list[int], list[int]]
-
-
 def spans(sites: Iterable[Site], units: int) -> Spans:
-    """Where the parts of the joint axis begin, and their sizes; what is no site lies in between."""
+    """Those of the sites, in a joint axis of so many units."""
     ends = {end for site in sites for end in (site.start, site.stop)}
     bounds = sorted(ends | {0, units})
-    return bounds[:-1], [stop - start for start, stop in pairwise(bounds)]
-
-
-def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values if values.dtype == dtype else values.to(dtype)
+    return Spans(bounds[:-1], [stop - start for start, stop in pairwise(bounds)])
 
 
 def _is_tracked(tensor: Tensor) -> bool:
@@ -191,5 +197,4 @@ def _is_tracked(tensor: Tensor) -> bool:
         return True  # dynamo cannot trace the questions below
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return forward_mode or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return forward_ad._current_level >= 0 or is_wrapped(tensor)

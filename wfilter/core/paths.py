@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from wfilter.core.compiling import one_graph
-from wfilter.core.forgetting import is_any_open, running
+from wfilter.core.forgetting import Running, is_any_open
 from wfilter.core.gates import ByTarget
 from wfilter.core.head import Head, HeadMode
 from wfilter.core.inspection import (
@@ -152,7 +152,7 @@ def _passing_entries() -> AbstractContextManager[None]:
     """Inside, the entries of ``forgetting`` do nothing; only a context with blocks needs it."""
     if torch.compiler.is_dynamo_compiling() or not is_any_open():
         return nullcontext()
-    return running()
+    return Running()
 
 
 def gate_mode(
@@ -166,7 +166,7 @@ def gate_mode(
     """The mode that gates the base model; enter it around a forward of it or of a part."""
     findings, pinned = inspection.findings, wf.pins.indices
     weights = {}
-    if any(finding.by == "weight" for finding in findings):
+    if inspection.has_weights:
         by_target = ByTarget(wf.targets, gates)
         for index, (target, finding) in enumerate(zip(wf.targets, findings)):
             if finding.by == "weight" and index not in pinned:
@@ -174,11 +174,18 @@ def gate_mode(
                 gate = target.spread(by_target[target.name]).to(weight.dtype)
                 weights[id(weight)] = index, weight * gate
     if torch.compiler.is_compiling():
-        sites, bounds = make_sites(wf.base, wf.targets, findings, pinned), None
-    else:
-        kept = _kept_sites(wf, inspection)
-        sites, bounds = sites_now(kept.owned), kept.spans
-    return GateMode(sites, gates, weights, replicas, differentiated=differentiated, spans=bounds)
+        sites = make_sites(wf.base, wf.targets, findings, pinned)
+        return GateMode(sites, gates, weights, replicas, differentiated=differentiated)
+    kept = _kept_sites(wf, inspection)
+    return GateMode(
+        sites_now(kept.owned),
+        gates,
+        weights,
+        replicas,
+        differentiated=differentiated,
+        spans=kept.spans,
+        watches=kept.watches,
+    )
 
 
 def _kept_sites(wf: FilteredModel, inspection: Inspection) -> KeptSites:
@@ -187,15 +194,18 @@ def _kept_sites(wf: FilteredModel, inspection: Inspection) -> KeptSites:
     kept = wf.known.sites.get(id(inspection))
     if kept is None or kept.inspection is not inspection or kept.pinned != pinned:
         owned = find_sites(wf.base, wf.targets, inspection.findings, pinned)
-        bounds = spans(sites_now(owned).values(), wf.alphas.shape[1])
-        kept = wf.known.sites[id(inspection)] = KeptSites(inspection, pinned, owned, bounds)
+        sites = [site for _, _, site in owned]
+        bounds = spans(sites, wf.alphas.shape[1])
+        watches = any(site.standardised for site in sites)
+        kept = KeptSites(inspection, pinned, owned, bounds, watches)
+        wf.known.sites[id(inspection)] = kept
     return kept
 
 
 def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:
     """What the head of the base model sees."""
     mode = _head_mode(wf, inputs, None)
-    with running(), mode:
+    with Running(), mode:
         inputs.run(wf.base)
     return mode.features(inputs.shape[0])
 

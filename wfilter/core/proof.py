@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from wfilter.core.effect import refuse_aliases, refuse_without_effect
-from wfilter.core.forgetting import running
+from wfilter.core.forgetting import Running
 from wfilter.core.inspection import Finding, Inspection, inspect
 from wfilter.core.messages import first_line
 from wfilter.core.nearness import Near
@@ -74,7 +74,7 @@ def inspect_again(wf: FilteredModel, inputs: Inputs) -> Inspection:
         trial = copy.deepcopy(wf)
     except Exception:  # some models cannot be copied; all is put back afterwards
         trial = wf
-    with running():
+    with Running():
         refuse_single_image(wf.known.latest.key, inputs)
         inspection = inspect(trial.base, wf.targets, inputs)
     for target, finding in zip(wf.targets, inspection.findings):
@@ -103,7 +103,7 @@ def _prove(wf: FilteredModel, inspection: Inspection, example: Inputs, near: Nea
     generator = torch.Generator().manual_seed(1)
     batch = _images(example, generator)
     gates = _gates(wf, generator)
-    with kept(wf.base) as state, running():
+    with kept(wf.base) as state, Running():
         trial = _Trial(wf, batch, gates, _alone(wf, batch, gates, state), state, near)
         reasons: list[str] = []
         is_fused = True
@@ -245,7 +245,7 @@ def _in_double(wf: FilteredModel, example: Inputs) -> tuple[FilteredModel, Input
     inputs = Inputs(example.images.double(), example.keyword, others)
     try:
         double = copy.deepcopy(wf).double()
-        with running():
+        with Running():
             inputs.run(double.base)
     except Exception:
         return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from wfilter.core.filters import is_marked
 from wfilter.core.forget import Rows
-from wfilter.core.gates import HARD, readable
+from wfilter.core.gates import HARD, Look, readable
 from wfilter.core.outputs import Inputs, Key
 
 _is_training = attrgetter("training")
@@ -64,17 +64,30 @@ def check_values(wf: FilteredModel, wanted: Rows | Tensor) -> None:
     """Stop at alphas that are not finite, and at pinned ones that moved."""
     check_base(wf.base)
     wf.pins.check(wf)
+    look = look_for_bad(wf)
+    if look is None:
+        return
     alphas = wf.alphas
-    if not readable(alphas):
-        return  # looking at values would wait for the device
     if isinstance(wanted, tuple):
-        rows = alphas[wanted[0]] if len(wanted) == 1 else alphas[list(wanted)]
+        look(alphas[wanted[0]] if len(wanted) == 1 else alphas[list(wanted)])
     elif wanted.dtype == torch.int64 and readable(wanted):
-        rows = alphas[wanted]  # -1 looks at the last row, which nobody asked for: no harm
+        look(alphas[wanted])  # -1 looks at the last row, which nobody asked for: no harm
     else:
-        rows = alphas
-    if not math.isfinite(rows.sum().item()):
-        refuse_bad_alphas(wf)
+        look(alphas)
+
+
+def look_for_bad(wf: FilteredModel) -> Look | None:
+    """What stops at alphas that are not finite; ``None`` where a look would wait for a device."""
+    if not readable(wf.alphas):
+        return None
+
+    def look(alphas: Tensor) -> None:
+        if not readable(alphas):  # labels under vmap
+            alphas = wf.alphas
+        if not math.isfinite(alphas.sum().item()):
+            refuse_bad_alphas(wf)
+
+    return look
 
 
 def refuse_bad_alphas(wf: FilteredModel) -> None:
@@ -89,8 +102,9 @@ def refuse_bad_alphas(wf: FilteredModel) -> None:
 
 def refuse_recomputation(wf: FilteredModel, images: Tensor | None = None) -> None:
     """Gradient checkpointing runs layers again in the backward pass, without the gates."""
-    needed = wf.alphas.requires_grad or (images is not None and images.requires_grad)
-    if not torch.is_grad_enabled() or not needed:
+    if not torch.is_grad_enabled():
+        return
+    if not wf.alphas.requires_grad and (images is None or not images.requires_grad):
         return
     for name, module in wf.base.named_modules():
         if getattr(module, "grad_checkpointing", False) is True:

@@ -46,28 +46,38 @@ class Rule(Protocol):
 class LinearInWeight:
     """A function ``f(x, W) + b``, linear in ``W``, whose output has the units on ``unit_axis``.
 
-    They are those on ``weight_axis`` of ``W``.
+    They are those on ``weight_axis`` of ``W``. With ``one_axis`` (norms over the last axes, whose
+    second argument lists them) only calls with a weight on a single axis are covered.
     """
 
     weight: tuple[int, str]
     bias: tuple[int, str] | None
     unit_axis: int
     weight_axis: int = 0
+    one_axis: bool = False
 
     def __call__(self, mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
         """The gated output, or the plain call when neither weight nor bias is a target."""
-        weight, bias = _at(self.weight, args, kwargs), _at(self.bias, args, kwargs)
-        sites = mode.sites
+        place, key = self.weight  # what most calls need is written out: they meet no target
+        weight = args[place] if len(args) > place else kwargs.get(key)
+        bias = None
+        if self.bias is not None:
+            place, key = self.bias
+            bias = args[place] if len(args) > place else kwargs.get(key)
         if mode.inspecting:
             mode.unknown_use(function, self._others(args, kwargs))
         if mode.derived:
             site, bias_site = mode.site(weight), mode.site(bias)
         else:
+            sites = mode.sites
             site, bias_site = sites.get(id(weight)), sites.get(id(bias))
         if site is not None and site.unit_axis != self.weight_axis:
             mode.unknown_use(function, [weight])
             site = None
         if site is None and bias_site is None:
+            return function(*args, **kwargs) if kwargs else function(*args)
+        if self.one_axis and len(args[1]) != 1:
+            mode.unknown_use(function, [weight, bias])
             return function(*args, **kwargs)
         if bias is not None and self.bias is not None:
             args, kwargs = _without(args, kwargs, self.bias)
@@ -81,14 +91,6 @@ class LinearInWeight:
         places, keys = [s[0] for s in slots], [s[1] for s in slots]
         by_place = [value for i, value in enumerate(args) if i not in places]
         return by_place + [value for key, value in kwargs.items() if key not in keys]
-
-
-def _at(slot: tuple[int, str] | None, args: Any, kwargs: Any) -> Any:
-    """The argument in a slot, if it was given."""
-    if slot is None:
-        return None
-    place, key = slot
-    return args[place] if len(args) > place else kwargs.get(key)
 
 
 def _without(args: Any, kwargs: Any, slot: tuple[int, str]) -> tuple[Any, Any]:
@@ -141,7 +143,7 @@ def attention_core(mode: InterceptMode, function: Function, args: Any, kwargs: A
         mode.unknown_use(function, [*args, *kwargs.values()])
         if len(args) < 4 and kwargs.get("attn_mask") is None:
             mode.attended(query)
-    if query.device.type != "cpu" or not _is_batched(query):
+    if not _is_batched(query) or query.device.type != "cpu":
         return function(*args, **kwargs)
     return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
 
@@ -150,18 +152,6 @@ def _is_batched(tensor: Tensor) -> bool:
     """Whether vmap has wrapped it."""
     return torch._C._functorch.is_batchedtensor(tensor)
 
-
-def norm_over_last_axes(mode: InterceptMode, function: Function, args: Any, kwargs: Any) -> Any:
-    """Layer and RMS norm: linear in a weight on one axis; on several there is no rule."""
-    if len(args[1]) == 1:
-        rule = _LAYER_NORM if function is F.layer_norm else _RMS_NORM
-        return rule(mode, function, args, kwargs)
-    mode.unknown_use(function, [*args, *kwargs.values()])
-    return function(*args, **kwargs)
-
-
-_LAYER_NORM = LinearInWeight((2, "weight"), (3, "bias"), -1)
-_RMS_NORM = LinearInWeight((2, "weight"), None, -1)
 
 RULES: dict[Function, Rule] = {
     F.linear: LinearInWeight((1, "weight"), (2, "bias"), -1),
@@ -172,8 +162,8 @@ RULES: dict[Function, Rule] = {
     torch.conv_transpose1d: LinearInWeight((1, "weight"), (2, "bias"), -2, weight_axis=1),
     torch.conv_transpose2d: LinearInWeight((1, "weight"), (2, "bias"), -3, weight_axis=1),
     torch.conv_transpose3d: LinearInWeight((1, "weight"), (2, "bias"), -4, weight_axis=1),
-    F.layer_norm: norm_over_last_axes,
-    F.rms_norm: norm_over_last_axes,
+    F.layer_norm: LinearInWeight((2, "weight"), (3, "bias"), -1, one_axis=True),
+    F.rms_norm: LinearInWeight((2, "weight"), None, -1, one_axis=True),
     F.group_norm: LinearInWeight((2, "weight"), (3, "bias"), 1),
     F.batch_norm: LinearInWeight((3, "weight"), (4, "bias"), 1),
     F.multi_head_attention_forward: self_attention,
@@ -218,11 +208,13 @@ class InterceptMode(TorchFunctionMode):
 
     inspecting = False
 
-    def __init__(self, sites: dict[int, Site]):
+    def __init__(self, sites: dict[int, Site], watches: bool | None = None):
         super().__init__()
         self.sites = sites
         self.derived: list[tuple[Site, torch.Size, Tensor]] = []
-        self.watches = any(site.standardised for site in sites.values())
+        if watches is None:
+            watches = any(site.standardised for site in sites.values())
+        self.watches = watches
 
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None

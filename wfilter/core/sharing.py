@@ -44,9 +44,11 @@ class Pins:
 
     def check(self, wf: FilteredModel) -> None:
         """Refuse pinned alphas that are no longer open; waits for a device only after a change."""
+        if not self.indices:
+            return
         tensor = wf.alphas
         version = None if tensor.is_inference() else tensor._version
-        if not self.indices or (version is not None and version == self._checked_at):
+        if version is not None and version == self._checked_at:
             return
         names = [wf.targets[index].name for index in sorted(self.indices)]
         is_open = torch.stack([(wf.alpha[name] == _gates.HARD).all() for name in names]).tolist()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from wfilter.core.compiling import has_compiler
 from wfilter.core.forget import as_sets
 from wfilter.core.forgetting import refuse_inside
+from wfilter.core.gates import packaging
 from wfilter.core.guessing import guess_images
 from wfilter.core.messages import first_line
 from wfilter.core.model import FilteredModel
@@ -153,6 +154,14 @@ def _image(model: nn.Module, example: Tensor | None) -> Tensor:
     return guess_images(base)
 
 
+def traced_graph(model: nn.Module, *inputs: Tensor) -> nn.Module:
+    """What AOTInductor is given of a model, filtered or not, as a module for any batch size."""
+    network = _Graph(model) if isinstance(model, FilteredModel) else _Plain(model)
+    with packaging():
+        graph: nn.Module = _trace(network.eval(), inputs).module()
+    return graph
+
+
 def _trace(network: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     """The graph for any batch size; by dynamo where plain tracing would fix it, as at len(x)."""
     batch = torch.export.Dim("batch")
@@ -192,7 +201,8 @@ def _write_package(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -
         "aot_inductor.check_lowerbound": False,  # traced with two images, to be called with one
         "freezing": takes.device == "cpu",
     }
-    program = _trace(network, inputs)
+    with packaging():
+        program = _trace(network, inputs)
     try:
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(path.absolute()), inductor_configs=settings
