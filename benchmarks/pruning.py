@@ -25,7 +25,7 @@ import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import wfilter
 from common import RESULTS, add_table, append_line, origin, read_lines, write_table
+from pruning_lines import became_smaller, merged, one_of_each_family, tables
 from pruning_rival import LAYERS, by_dependency_graph
-from registry.models import Architecture, architectures, build, representatives
+from registry.models import Architecture, architectures, build
 from wfilter.cli.jobs import open_filters
 
 FILE = RESULTS / "pruning.jsonl"
@@ -164,22 +165,12 @@ def to_prune(lines: list[dict[str, Any]], retry: bool) -> list[Architecture]:
     return [a for key, a in todo.items() if key not in done]
 
 
-def one_of_each_family() -> list[Architecture]:
-    known = architectures()
-    vision = [a for a in known if a.library == "torchvision"]
-    return [*{a.family: a for a in reversed(vision)}.values(), *representatives(known)]
-
-
 def to_compile(lines: list[dict[str, Any]]) -> list[Architecture]:
     """One of each family that became smaller and was not compiled before, fastest pruned first."""
     smaller = {ln["key"]: ln["seconds"] for ln in merged(lines) if became_smaller(ln)}
     tried = {ln["key"] for ln in lines if ln["kind"] == "compiled"}
     todo = [a for a in one_of_each_family() if a.key in smaller and a.key not in tried]
     return sorted(todo, key=lambda a: smaller[a.key])
-
-
-def became_smaller(line: dict[str, Any]) -> bool:
-    return line["kind"] == "sweep" and "error" not in line and len({*line["parameters"]}) == 2
 
 
 def examine(architecture: Architecture, args: argparse.Namespace) -> dict[str, Any]:
@@ -260,103 +251,6 @@ def accuracies(models: dict[str, nn.Module], images: Any, count: int) -> dict[st
         found["acc_r"][name] = round(100 * float(right[~forgotten].float().mean()), 2)
         found["acc_f"][name] = round(100 * float(right[forgotten].float().mean()), 2)
     return found
-
-
-# ---- tables -------------------------------------------------------------------------------------
-
-
-def _ratio(pair: Iterable[float]) -> str:
-    before, after = pair
-    return f"{after / before:.3f}"
-
-
-def merged(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest line of each model; torch-pruning's and compiled figures join from others."""
-    newest: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in lines:
-        key = line["kind"], line.get("key") or line["model"]
-        before = newest.get(key, {})
-        if line["kind"] == "compiled" and "error" in line and before:
-            continue
-        kept = {"torch_pruning": before["torch_pruning"]} if "torch_pruning" in before else {}
-        newest[key] = {**kept, **line}
-    for (kind, key), line in newest.items():
-        added = newest.get(("compiled", key), {})
-        if kind == "sweep" and added.get("parameters") == line.get("parameters", ()):
-            line["compiled_ms"] = added["compiled_ms"]
-    return list(newest.values())
-
-
-def tables(lines: list[dict[str, Any]]) -> str:
-    rows = merged(lines)
-    return "\n".join([*_cifar_table(rows), "", *_head(rows), "", *_sweep_table(rows)]) + "\n"
-
-
-def _cifar_table(rows: list[dict[str, Any]]) -> list[str]:
-    text = [
-        "| model | parameters, whole | pruned | multiply-adds, whole | pruned | eager ms | "
-        "compiled ms | Acc_r / Acc_f, original | baked | pruned | test images | "
-        "largest difference, float64 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for line in [ln for ln in rows if ln["kind"] == "cifar"]:
-        times = [
-            f"{t['whole']:.0f} -> {t['pruned']:.0f}"
-            for t in (line["eager_ms"], line["compiled_ms"])
-        ]
-        accuracy = [
-            f"{line['acc_r'][name]:.2f} / {line['acc_f'][name]:.2f}" for name in line["acc_r"]
-        ]
-        text.append(
-            f"| {line['model']} | {line['parameters'][0]:,} | {line['parameters'][1]:,} | "
-            f"{line['multiply_adds'][0] / 1e6:.0f} M | {line['multiply_adds'][1] / 1e6:.0f} M | "
-            f"{' | '.join([*times, *accuracy])} | {line['images']:,} | "
-            f"{line['difference_float64']:.0e} |"
-        )
-    return text
-
-
-def _head(rows: list[dict[str, Any]]) -> list[str]:
-    """What the ratios are, and which architectures have compiled times."""
-    chosen = {a.key for a in one_of_each_family()}
-    sweep = [ln for ln in rows if ln["kind"] == "sweep" and ln["key"] in chosen]
-    timed = [ln for ln in sweep if "compiled_ms" in ln]
-    failed = [ln for ln in rows if ln["kind"] == "compiled" and "error" in ln]
-    same = [ln for ln in sweep if not became_smaller(ln)]
-    text = [
-        "Ratios are pruned / whole; of torch-pruning parameters and largest difference of logits.",
-        "",
-        f"Compiled times: {len(timed)} of the {len(sweep)} architectures that stand for a family "
-        f"have them. {len(same)} were refused or stay whole, so that there is nothing to compare; "
-        f"{len(failed)} could not be timed; the other {len(sweep) - len(timed + same + failed)} "
-        "were not reached in the CPU time that there was: cheapest came first.",
-    ]
-    return [*text, *(f"- {ln['key']}: {ln['error'][:150]}" for ln in failed)]
-
-
-def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
-    text = [
-        "| architecture | parameters | multiply-adds | eager time | compiled time | "
-        "largest difference (float64) | closed units left | most of them because | torch-pruning |",
-        "|---|---:|---:|---:|---:|---:|---:|---|---|",
-    ]
-    for line in [ln for ln in rows if ln["kind"] == "sweep"]:
-        if "error" in line:
-            text.append(f"| {line['key']} | - | - | - | - | - | - | {line['error']} | |")
-            continue
-        rival = line.get("torch_pruning", {})
-        shown = rival.get("error", "")[:60].replace("|", "/")
-        if "parameters" in rival:
-            shown = f"{_ratio(rival['parameters'])}, {rival['difference']:.0e}"
-        compiled = _ratio(line["compiled_ms"].values()) if "compiled_ms" in line else "-"
-        why = line["left"][0][0][:70].replace("|", "/") if line["left"] else ""
-        text.append(
-            f"| {line['key']} | {_ratio(line['parameters'])} | {_ratio(line['multiply_adds'])} | "
-            f"{_ratio(line['eager_ms'].values())} | {compiled} | "
-            f"{line['difference_float64']:.0e} | "
-            f"{line['left_units']} | {why} | {shown} |"
-        )
-    return text
 
 
 def main() -> None:

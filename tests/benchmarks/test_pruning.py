@@ -1,6 +1,7 @@
 """Lines of the pruning benchmark join, and none takes another's figures away."""
 
 import pruning
+from pruning_lines import tables
 
 SWEPT = {
     **{"kind": "sweep", "key": "timm/resnet10t", "parameters": [10, 6], "seconds": 1.0},
@@ -15,7 +16,7 @@ FAILED = {"kind": "compiled", "key": "timm/resnet10t", "error": "TooLong: it too
 
 
 def row(*lines) -> str:
-    found = [text for text in pruning.tables(list(lines)).splitlines() if "| timm" in text]
+    found = [text for text in tables(list(lines)).splitlines() if "| timm" in text]
     assert len(found) == 1
     return found[0]
 
@@ -28,8 +29,8 @@ def test_a_compiled_time_joins_the_line_that_is_there():
 def test_a_failure_to_compile_takes_no_figure_away_and_is_told():
     assert "| 0.750 | - |" in row(SWEPT, FAILED)
     assert "| 0.750 | 0.500 |" in row(SWEPT, COMPILED, FAILED)
-    assert "- timm/resnet10t: TooLong" in pruning.tables([SWEPT, FAILED])
-    assert "TooLong" not in pruning.tables([SWEPT, FAILED, COMPILED])
+    assert "- timm/resnet10t: TooLong" in tables([SWEPT, FAILED])
+    assert "TooLong" not in tables([SWEPT, FAILED, COMPILED])
 
 
 def test_a_compiled_time_of_other_cuts_is_left_out():
