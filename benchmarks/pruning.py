@@ -145,7 +145,8 @@ def cpu_seconds() -> float:
 
 def sweep(args: argparse.Namespace) -> None:
     lines = read_lines(args.out)
-    for architecture in to_compile(lines) if args.compiled else to_prune(lines, args.retry):
+    choose = to_compile if args.compiled else to_prune
+    for architecture in choose(lines, args.retry):
         if not any(o in architecture.key for o in args.only):
             continue
         if cpu_seconds() > 60 * args.minutes:
@@ -165,10 +166,12 @@ def to_prune(lines: list[dict[str, Any]], retry: bool) -> list[Architecture]:
     return [a for key, a in todo.items() if key not in done]
 
 
-def to_compile(lines: list[dict[str, Any]]) -> list[Architecture]:
+def to_compile(lines: list[dict[str, Any]], retry: bool = False) -> list[Architecture]:
     """One of each family that became smaller and was not compiled before, fastest pruned first."""
     smaller = {ln["key"]: ln["seconds"] for ln in merged(lines) if became_smaller(ln)}
-    tried = {ln["key"] for ln in lines if ln["kind"] == "compiled"}
+    tried = {
+        ln["key"] for ln in lines if ln["kind"] == "compiled" and not (retry and "error" in ln)
+    }
     todo = [a for a in one_of_each_family() if a.key in smaller and a.key not in tried]
     return sorted(todo, key=lambda a: smaller[a.key])
 
@@ -258,7 +261,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="add compiled times to lines")
     parser.add_argument("--minutes", type=float, default=600, help="CPU time of a sweep")
-    parser.add_argument("--retry", action="store_true", help="again what was refused before")
+    parser.add_argument("--retry", action="store_true", help="again what failed before")
     parser.add_argument("--rival", action="store_true", help="also torch-pruning")
     parser.add_argument(
         "--double",

@@ -43,3 +43,5 @@ def test_what_has_been_compiled_or_stays_whole_is_not_compiled_again():
     todo = [a.key for a in pruning.to_compile([SWEPT, other, whole])]
     assert todo == ["timm/vgg11", "timm/resnet10t"]  # the faster first
     assert [a.key for a in pruning.to_compile([SWEPT, other, COMPILED])] == ["timm/vgg11"]
+    assert [a.key for a in pruning.to_compile([SWEPT, FAILED])] == []
+    assert [a.key for a in pruning.to_compile([SWEPT, FAILED], retry=True)] == [SWEPT["key"]]
