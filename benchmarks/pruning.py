@@ -159,11 +159,23 @@ def sweep(args: argparse.Namespace) -> None:
 
 
 def to_prune(lines: list[dict[str, Any]], retry: bool) -> list[Architecture]:
-    """What has no line yet, or with ``retry`` none but refusals: one of each family first."""
-    done = {ln["key"] for ln in lines if ln["kind"] == "sweep" and not (retry and "error" in ln)}
+    """What has no line yet, with ``retry`` also what failed, or what was cut otherwise since."""
+    newest = {(ln["kind"], ln["key"]): ln for ln in lines if ln["kind"] != "cifar"}
+    again = {
+        key
+        for (kind, key), line in newest.items()
+        if kind == "sweep" and ("error" in line or cut_otherwise(line, newest))
+    }
+    done = {key for _, key in newest} - (again if retry else set())
     vision = [a for a in architectures() if a.library == "torchvision"]
     todo = {a.key: a for a in [*one_of_each_family(), *vision]}
     return [a for key, a in todo.items() if key not in done]
+
+
+def cut_otherwise(line: dict[str, Any], newest: dict[tuple[str, str], dict[str, Any]]) -> bool:
+    """Whether a model was left with other parameters when it was compiled."""
+    compiled = newest.get(("compiled", line["key"]), {})
+    return compiled.get("parameters", line["parameters"]) != line["parameters"]
 
 
 def to_compile(lines: list[dict[str, Any]], retry: bool = False) -> list[Architecture]:

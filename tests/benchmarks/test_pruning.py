@@ -45,3 +45,15 @@ def test_what_has_been_compiled_or_stays_whole_is_not_compiled_again():
     assert [a.key for a in pruning.to_compile([SWEPT, other, COMPILED])] == ["timm/vgg11"]
     assert [a.key for a in pruning.to_compile([SWEPT, FAILED])] == []
     assert [a.key for a in pruning.to_compile([SWEPT, FAILED], retry=True)] == [SWEPT["key"]]
+
+
+def test_what_was_cut_otherwise_since_is_pruned_again_if_asked():
+    other = {**COMPILED, "parameters": [10, 5]}
+
+    def is_next(*lines, retry=True):
+        return any(a.key == SWEPT["key"] for a in pruning.to_prune(list(lines), retry))
+
+    assert is_next(SWEPT, other)
+    assert not is_next(SWEPT, other, retry=False)
+    assert not is_next(SWEPT, COMPILED)
+    assert not is_next(SWEPT, other, {**SWEPT, "parameters": [10, 5]})
