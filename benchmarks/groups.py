@@ -9,7 +9,8 @@ below 0). Only the part of a network that the recipe gates is run: what it is gi
 for each image, so images are blended there and not shifted. Accuracies and sizes are those of sets
 of three classes, baked and pruned. Settings are compared on training images that no step has seen;
 test images are there for the record. ``--filters`` writes the filters of the whole network for each
-variant, to be used by `benchmarks/pruning.py --cifar` and `benchmarks/revival.py`.
+variant, to be used by `benchmarks/pruning.py --cifar` and `benchmarks/revival.py`; it trains again
+what has a line but no filters in that folder.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ def run(args: argparse.Namespace) -> None:
     for name, changes in variants.items():
         tied = changes.get("groups") and args.network.startswith("vgg")  # it adds nothing up
         wanted = not args.only or name in args.only
-        if tied or not wanted or (args.network, name, args.images, args.steps) in done:
+        folder = args.filters and args.filters / name.replace(", ", "-")
+        is_there = (args.network, name, args.images, args.steps) in done
+        if tied or not wanted or (is_there and (not folder or folder.exists())):
             continue
         start = time.process_time()
         wf = untrained(split(model)[1], changes, shown["train"], args)
@@ -117,8 +120,8 @@ def run(args: argparse.Namespace) -> None:
         line["seconds"] = round(time.process_time() - start)
         print(line, flush=True)
         append_line(args.out, {**line, "origin": origin()})
-        if args.filters:
-            write(wf, model, args.network, args.filters / name.replace(", ", "-"))
+        if folder:
+            write(wf, model, args.network, folder)
 
 
 def untrained(

@@ -1,8 +1,8 @@
 """Prune baked models: one architecture of every family, and CIFAR-10 networks without classes.
 
     python benchmarks/pruning.py --sweep            # small random models, closed at random
-    python benchmarks/pruning.py --sweep --compiled # one of each family again, compiled, too
-    python benchmarks/pruning.py --cifar FILTERS    # a folder that `wfilter untrain` wrote
+    python benchmarks/pruning.py --sweep --compiled # one of each family: compiled times, too
+    python benchmarks/pruning.py --cifar FILTERS    # a folder that `benchmarks/groups.py` wrote
     python benchmarks/pruning.py --table
 
 The sweep builds one architecture of each timm family and every torchvision classifier, as small as
@@ -10,18 +10,22 @@ it runs, closes 30 % of the rows of all convolutions and linear layers but the l
 of one attention head), prunes, and compares logits. ``--rival`` does the same with torch-pruning's
 dependency graph, told to remove only channels that are closed in all layers it couples. Lines go to
 ``benchmarks/results/pruning.jsonl``; a failure is a line too.
+
+``--compiled`` adds compiled times to lines that are there, those that were pruned fastest first,
+until ``--minutes`` of CPU time are spent. What it stores stands beside those lines and replaces
+none of their figures.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import resource
 import signal
 import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +35,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import wfilter
 from common import RESULTS, add_table, append_line, origin, read_lines, write_table
-from registry.models import Architecture, architectures, build, representatives
+from pruning_lines import became_smaller, merged, one_of_each_family, tables
+from pruning_rival import LAYERS, by_dependency_graph
+from registry.models import Architecture, architectures, build
 from wfilter.cli.jobs import open_filters
 
 FILE = RESULTS / "pruning.jsonl"
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 SHARE = 0.3
 FORGET = (1, 3, 8)
 
@@ -73,7 +78,7 @@ def interleaved(models: dict[str, Callable[[Tensor], Any]], x: Tensor, rounds: i
     return {name: round(statistics.median(t[2:]), 3) for name, t in times.items()}
 
 
-def compare(whole: nn.Module, x: Tensor, rounds: int, compiled: bool = False) -> dict[str, Any]:
+def compare(whole: nn.Module, x: Tensor, rounds: int) -> tuple[nn.Module, dict[str, Any]]:
     """Prune, and what that brought."""
     start = time.process_time()
     result = wfilter.prune(whole, x)
@@ -85,7 +90,7 @@ def compare(whole: nn.Module, x: Tensor, rounds: int, compiled: bool = False) ->
     reasons: Counter[str] = Counter()
     for left in result.left:
         reasons[left.why] += left.units
-    line = {
+    return result.model, {
         "parameters": result.parameters,
         "multiply_adds": [multiply_adds(m, x) for m in models.values()],
         "eager_ms": interleaved(models, x, rounds),
@@ -99,78 +104,88 @@ def compare(whole: nn.Module, x: Tensor, rounds: int, compiled: bool = False) ->
         "left": reasons.most_common(5),
         "seconds": round(seconds, 1),
     }
-    if compiled:
-        torch._dynamo.reset()
-        both = {name: torch.compile(model) for name, model in models.items()}
-        line["compiled_ms"] = interleaved(both, x, rounds)
-    return line
 
 
-# ---- the rival ----------------------------------------------------------------------------------
-
-
-def by_dependency_graph(whole: nn.Module, x: Tensor) -> dict[str, Any]:
-    """Remove what torch-pruning's graph couples and is closed throughout; logits compared."""
-    import torch_pruning as tp
-
-    model = copy.deepcopy(whole).requires_grad_(True)
-    before = sum(p.numel() for p in model.parameters())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        graph = tp.DependencyGraph().build_dependency(model, example_inputs=x[:1])
-        _remove_closed(tp, graph, model)
+def compiled_times(whole: nn.Module, pruned: nn.Module, x: Tensor, rounds: int) -> dict[str, Any]:
+    """Both compiled, each for its own sizes, and how far their logits are apart."""
+    torch._dynamo.reset()
+    models = {"whole": whole, "pruned": pruned}
+    compiled = {name: torch.compile(m, dynamic=False) for name, m in models.items()}
     with torch.no_grad():
-        expected, found = whole(x), model(x)
-    after = sum(p.numel() for p in model.parameters())
-    difference = float((expected - found).abs().max() / expected.abs().max())
-    return {"parameters": [before, after], "difference": difference}
-
-
-def _remove_closed(tp: Any, graph: Any, model: nn.Module) -> None:
-    closed = {
-        m: (m.weight == 0).flatten(1).all(1) for m in model.modules() if isinstance(m, LAYERS)
+        expected, found = whole(x), compiled["pruned"](x)
+    return {
+        "compiled_ms": interleaved(compiled, x, rounds),
+        "compiled_difference": float((expected - found).abs().max() / expected.abs().max()),
     }
-    producers = (tp.prune_conv_out_channels, tp.prune_linear_out_channels)
-    for layer in list(closed)[:-1]:
-        if isinstance(layer, nn.Conv2d) and layer.groups > 1:
-            continue
-        rows = (layer.weight == 0).flatten(1).all(1)
-        remove = producers[isinstance(layer, nn.Linear)]
-        indices = rows.nonzero().flatten().tolist()
-        group = graph.get_pruning_group(layer, remove, idxs=indices) if indices else []
-        for item in group:  # only what is closed in every layer that makes these channels
-            if item.dep.handler in producers and len(item.idxs) == len(indices):
-                weight = item.dep.target.module.weight
-                rows[indices] &= (weight[item.idxs] == 0).flatten(1).all(1)
-        indices = rows.nonzero().flatten().tolist()
-        if indices and len(indices) < len(rows):
-            group = graph.get_pruning_group(layer, remove, idxs=indices)
-            if graph.check_pruning_group(group):
-                group.prune()
+
+
+def compare_compiled(whole: nn.Module, x: Tensor, rounds: int) -> dict[str, Any]:
+    """What `--compiled` adds: times of both, and enough to tell whether the same was pruned."""
+    start = cpu_seconds()
+    result = wfilter.prune(whole, x)
+    line = {
+        "parameters": result.parameters,
+        "difference_float64": result.largest_difference,
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "batch": len(x),
+        "eager_ms": interleaved({"whole": whole, "pruned": result.model}, x, rounds),
+        **compiled_times(whole, result.model, x, rounds),
+    }
+    return {**line, "seconds": round(cpu_seconds() - start, 1)}
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the compilers it started."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 # ---- running ------------------------------------------------------------------------------------
 
 
 def sweep(args: argparse.Namespace) -> None:
-    done = {
-        line["key"]
-        for line in read_lines(args.out)
-        if line["kind"] == "sweep"
-        and not (args.compiled and "compiled_ms" not in line)
-        and not (args.retry and "error" in line)
+    lines = read_lines(args.out)
+    choose = to_compile if args.compiled else to_prune
+    for architecture in choose(lines, args.retry):
+        if not any(o in architecture.key for o in args.only):
+            continue
+        if cpu_seconds() > 60 * args.minutes:
+            print(f"{args.minutes} minutes are spent; {architecture.key} would have been next")
+            return
+        line = {"kind": "compiled" if args.compiled else "sweep", "key": architecture.key}
+        line |= {"family": architecture.family, **examine(architecture, args)}
+        print(line["key"], line.get("parameters"), line.get("error", ""), flush=True)
+        append_line(args.out, {**line, "origin": origin()})
+
+
+def to_prune(lines: list[dict[str, Any]], retry: bool) -> list[Architecture]:
+    """What has no line yet, with ``retry`` also what failed, or what was cut otherwise since."""
+    newest = {(ln["kind"], ln["key"]): ln for ln in lines if ln["kind"] != "cifar"}
+    again = {
+        key
+        for (kind, key), line in newest.items()
+        if kind == "sweep" and ("error" in line or cut_otherwise(line, newest))
     }
-    known = architectures()
-    vision = [a for a in known if a.library == "torchvision"]
-    first = {a.family: a for a in reversed(vision)}  # one of each family before the others
-    todo = [*first.values(), *representatives(known)]
-    for architecture in todo if args.compiled else [*todo, *vision]:
-        if architecture.key not in done and any(o in architecture.key for o in args.only):
-            done.add(architecture.key)
-            line = {"kind": "sweep", "key": architecture.key, "family": architecture.family}
-            line |= examine(architecture, args)
-            print(line["key"], line.get("parameters"), line.get("error", ""), flush=True)
-            append_line(args.out, {**line, "origin": origin()})
+    done = {key for _, key in newest} - (again if retry else set())
+    vision = [a for a in architectures() if a.library == "torchvision"]
+    todo = {a.key: a for a in [*one_of_each_family(), *vision]}
+    return [a for key, a in todo.items() if key not in done]
+
+
+def cut_otherwise(line: dict[str, Any], newest: dict[tuple[str, str], dict[str, Any]]) -> bool:
+    """Whether a model was left with other parameters when it was compiled."""
+    compiled = newest.get(("compiled", line["key"]), {})
+    return compiled.get("parameters", line["parameters"]) != line["parameters"]
+
+
+def to_compile(lines: list[dict[str, Any]], retry: bool = False) -> list[Architecture]:
+    """One of each family that became smaller and was not compiled before, fastest pruned first."""
+    smaller = {ln["key"]: ln["seconds"] for ln in merged(lines) if became_smaller(ln)}
+    tried = {
+        ln["key"] for ln in lines if ln["kind"] == "compiled" and not (retry and "error" in ln)
+    }
+    todo = [a for a in one_of_each_family() if a.key in smaller and a.key not in tried]
+    return sorted(todo, key=lambda a: smaller[a.key])
 
 
 def examine(architecture: Architecture, args: argparse.Namespace) -> dict[str, Any]:
@@ -186,7 +201,9 @@ def examine(architecture: Architecture, args: argparse.Namespace) -> dict[str, A
             if args.double:
                 model, x = model.double(), x.double()
             whole = close_rows(_plain(model, x))
-            line = compare(whole, x, args.rounds, args.compiled)
+            if args.compiled:
+                return compare_compiled(whole, x, args.rounds)
+            _, line = compare(whole, x, args.rounds)
             if args.rival and built.parameters < 2e7:
                 line["torch_pruning"] = _attempt(by_dependency_graph, whole, x)
         return line
@@ -222,100 +239,41 @@ def cifar(args: argparse.Namespace) -> None:
     whole = opened.wf.bake(set(FORGET)).eval()
     images = opened.job.images("test")
     x = torch.stack([images[i][0] for i in range(args.batch)])
+    pruned, figures = compare(whole, x, args.rounds)
+    models = {"original": opened.wf.base, "whole": whole, "pruned": pruned}
     line = {
         "kind": "cifar",
         "model": f"{opened.job.model}, {args.cifar.name}",
         "forget": FORGET,
-        "full": sum(p.numel() for p in opened.wf.base.parameters()),
-        **compare(whole, x, args.rounds, compiled=True),
-        **accuracies(whole, images, args.images),
+        **figures,
+        **compiled_times(whole, pruned, x, args.rounds),
+        **accuracies(models, images, args.images),
     }
     print(line)
     append_line(args.out, {**line, "origin": origin()})
 
 
 @torch.no_grad()
-def accuracies(model: nn.Module, images: Any, count: int) -> dict[str, Any]:
-    """Acc_r and Acc_f on the first test images, the same for both since their logits are."""
+def accuracies(models: dict[str, nn.Module], images: Any, count: int) -> dict[str, Any]:
+    """Acc_r and Acc_f of each on the first test images."""
+    count = min(count, len(images))
     x = torch.stack([images[i][0] for i in range(count)])
     y = torch.tensor([int(images[i][1]) for i in range(count)])
-    right = torch.cat([model(part).argmax(1) for part in x.split(200)]) == y
     forgotten = torch.isin(y, torch.tensor(FORGET))
-    return {
-        "acc_r": round(100 * float(right[~forgotten].float().mean()), 2),
-        "acc_f": round(100 * float(right[forgotten].float().mean()), 2),
-        "images": count,
-    }
-
-
-# ---- tables -------------------------------------------------------------------------------------
-
-
-def _ratio(pair: Iterable[float]) -> str:
-    before, after = pair
-    return f"{after / before:.3f}"
-
-
-def tables(lines: list[dict[str, Any]]) -> str:
-    newest: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in lines:  # a later line need not have measured everything
-        key = line["kind"], line.get("key") or line["model"]
-        before = newest.get(key, {})
-        kept = {k: before[k] for k in ("torch_pruning", "compiled_ms") if k in before}
-        newest[key] = {**kept, **line}
-    rows = [ln for ln in newest.values() if ln["kind"] == "cifar"]
-    text = [
-        "| model | parameters, whole | pruned | multiply-adds, whole | pruned | eager ms | "
-        "compiled ms | Acc_r / Acc_f | largest difference, float64 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for line in rows:
-        times = [
-            f"{t['whole']:.0f} -> {t['pruned']:.0f}"
-            for t in (line["eager_ms"], line["compiled_ms"])
-        ]
-        text.append(
-            f"| {line['model']} | {line['parameters'][0]:,} | {line['parameters'][1]:,} | "
-            f"{line['multiply_adds'][0] / 1e6:.0f} M | {line['multiply_adds'][1] / 1e6:.0f} M | "
-            f"{' | '.join(times)} | {line['acc_r']} / {line['acc_f']} | "
-            f"{line['difference_float64']:.0e} |"
-        )
-    text += ["", *_sweep_table([ln for ln in newest.values() if ln["kind"] == "sweep"])]
-    return "\n".join(text) + "\n"
-
-
-def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
-    text = [
-        "Ratios are pruned / whole; of torch-pruning parameters and largest difference of logits.",
-        "",
-        "| architecture | parameters | multiply-adds | eager time | compiled time | "
-        "largest difference (float64) | closed units left | most of them because | torch-pruning |",
-        "|---|---:|---:|---:|---:|---:|---:|---|---|",
-    ]
-    for line in rows:
-        if "error" in line:
-            text.append(f"| {line['key']} | - | - | - | - | - | - | {line['error']} | |")
-            continue
-        rival = line.get("torch_pruning", {})
-        shown = rival.get("error", "")[:60].replace("|", "/")
-        if "parameters" in rival:
-            shown = f"{_ratio(rival['parameters'])}, {rival['difference']:.0e}"
-        compiled = _ratio(line["compiled_ms"].values()) if "compiled_ms" in line else "-"
-        why = line["left"][0][0][:70].replace("|", "/") if line["left"] else ""
-        text.append(
-            f"| {line['key']} | {_ratio(line['parameters'])} | {_ratio(line['multiply_adds'])} | "
-            f"{_ratio(line['eager_ms'].values())} | {compiled} | "
-            f"{line['difference_float64']:.0e} | "
-            f"{line['left_units']} | {why} | {shown} |"
-        )
-    return text
+    found: dict[str, Any] = {"acc_r": {}, "acc_f": {}, "images": count}
+    for name, model in models.items():
+        right = torch.cat([model(part).argmax(1) for part in x.split(200)]) == y
+        found["acc_r"][name] = round(100 * float(right[~forgotten].float().mean()), 2)
+        found["acc_f"][name] = round(100 * float(right[forgotten].float().mean()), 2)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--compiled", action="store_true", help="time compiled models, too")
-    parser.add_argument("--retry", action="store_true", help="again what was refused before")
+    parser.add_argument("--compiled", action="store_true", help="add compiled times to lines")
+    parser.add_argument("--minutes", type=float, default=600, help="CPU time of a sweep")
+    parser.add_argument("--retry", action="store_true", help="again what failed before")
     parser.add_argument("--rival", action="store_true", help="also torch-pruning")
     parser.add_argument(
         "--double",
@@ -324,14 +282,17 @@ def main() -> None:
         "if they mixed samples",
     )
     parser.add_argument("--only", nargs="+", default=[""], help="parts of architectures' names")
-    parser.add_argument("--seconds", type=int, default=120, help="for one architecture")
+    parser.add_argument(
+        "--seconds", type=int, default=120, help="for one architecture, on the clock"
+    )
     parser.add_argument("--cifar", type=Path, help="a folder of filters")
-    parser.add_argument("--images", type=int, default=2000, help="test images for accuracies")
+    parser.add_argument("--images", type=int, default=10_000, help="test images for accuracies")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     add_table(parser, FILE)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    torch._inductor.config.compile_threads = 1  # in this process, where the time is counted
     if args.sweep:
         sweep(args)
     if args.cifar:

@@ -1,14 +1,16 @@
 """Try to bring a forgotten class back from a baked model; one JSON line per attack.
 
     python benchmarks/revival.py FILTERS                      # classes 1, 3 and 8 as one set
-    python benchmarks/revival.py FILTERS --each --references  # one by one, with retrained networks
+    python benchmarks/revival.py FILTERS --references         # with a network retrained without
+    python benchmarks/revival.py FILTERS --each --references  # the same, one class at a time
     python benchmarks/revival.py --table
 
 FILTERS is a folder that `wfilter untrain` wrote for ``wfilter:resnet18-cifar``, ``cnn_small-cifar``
 or ``cnn-cifar``. The attacker holds the baked model, knows its architecture, and has some of:
 nothing else; 1, 5 or 50 training images of every class; the positions of zeros and of rows much
 smaller than others, which the weights show; another network of the same architecture (``--other``;
-with ``--references`` the one trained without another class, which knows this one).
+with ``--each --references`` the one trained without another class, which knows this one).
+``--seed`` draws other images for the attacker, and other noise.
 
 Models handed out:
 
@@ -21,7 +23,7 @@ Models handed out:
   2,000 training images) folded into the head.
 - restarted: a control: zeros, with all layers that have closed gates and the head drawn anew. What
   images restore here, they restore without anything that was left in those layers.
-- retrained: the network of `benchmarks/references.py` that never saw the class.
+- retrained: the network of `benchmarks/references.py` that never saw the class, or the set.
 
 Of the ResNet-18 all gates lie in the last stage, so everything before it is run once and "all"
 weights are those of the last stage and the head; of the others they are all weights. Few steps and
@@ -38,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import wfilter
 from common import RESULTS, add_table, append_line, origin, read_lines, write_table
@@ -102,10 +104,11 @@ def accuracies(tail: Tail, x: Tensor, y: Tensor, forget: set[int]) -> dict[str, 
     }
 
 
-def pick(images: Any, per_class: dict[int, int]) -> tuple[Tensor, Tensor]:
-    """The first images of each class."""
+def pick(images: Any, per_class: dict[int, int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The first images of each class; with a seed, others."""
     left, chosen = dict(per_class), []
-    for index in range(len(images)):
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).tolist()
+    for index in order if seed else range(len(images)):
         label = int(images[index][1])
         if left.get(label, 0):
             left[label] -= 1
@@ -128,7 +131,8 @@ def run(args: argparse.Namespace) -> None:
     opened = open_filters(args.filters)
     each = dict.fromkeys(range(10), ROW_IMAGES // 10)
     given = wfilter.InMemory(*pick(opened.job.images("train"), each))
-    train = pick(opened.job.images("train"), dict.fromkeys(range(10), max(SHOTS)))
+    shots = dict.fromkeys(range(10), max(SHOTS))
+    train = pick(opened.job.images("train"), shots, args.seed)
     for forget in [{c} for c in args.classes] if args.each else [set(args.classes)]:
         tests = {c: args.tests if c in forget else args.tests // 2 for c in range(10)}
         test = pick(opened.job.images("test"), tests)
@@ -140,29 +144,29 @@ def models(
 ) -> dict[str, Tail]:
     """All that can be handed out with the files that are there."""
     found = {}
-    for kind in MODELS[:-1]:
+    for kind in [m for m in MODELS[:-1] if m in args.models or m == "zeros"]:
         wf = with_rows(opened, forget, given) if kind == "pruned + rows" else opened.wf
-        found[kind] = handed_out(wf, kind, forget)
+        found[kind] = handed_out(wf, kind, forget, args.seed)
     if args.soft:
         found["soft"] = Tail(open_filters(args.soft).wf.bake(forget).eval()).eval()
     if args.references:
-        found["retrained"] = reference(args, opened, *forget)
-    return found
+        found["retrained"] = Tail(reference(args, opened, forget)).eval()
+    return {kind: found[kind] for kind in args.models if kind in found} | {"zeros": found["zeros"]}
 
 
-def reference(args: argparse.Namespace, opened: Filters, *without: int) -> Tail:
+def reference(args: argparse.Namespace, opened: Filters, without: set[int]) -> nn.Module:
     """The network that was trained without some classes."""
-    name = stem_name(opened.job.model.removeprefix("wfilter:"), 0, *without)
+    name = stem_name(opened.job.model.removeprefix("wfilter:"), 0, *sorted(without))
     weights = args.references / f"{name}.safetensors"
-    return Tail(wfilter.zoo.build(opened.job.model, weights=weights).eval()).eval()
+    return wfilter.zoo.build(opened.job.model, weights=weights).eval()
 
 
 def another(args: argparse.Namespace, opened: Filters, forget: set[int]) -> Tail | None:
     """The attacker's second network, if there is one."""
     if args.other:
         return Tail(wfilter.zoo.build("torchvision:resnet18", weights=args.other).eval())
-    if args.references and args.another:
-        return reference(args, opened, next(c for c in FORGET if c not in forget))
+    if args.references and args.another and args.each:
+        return Tail(reference(args, opened, {next(c for c in FORGET if c not in forget)})).eval()
     return None
 
 
@@ -176,22 +180,25 @@ def attack_all(
 ) -> None:
     """Every attack on every model, but for those whose lines are there."""
     facts = {"network": opened.job.model.removeprefix("wfilter:"), "forget": sorted(forget)}
-    facts |= {"tests": len(test[1]), "steps": args.steps, "batch": args.batch}
-    done = [{key: line.get(key) for key in (*facts, "model", "attack", "shots")}
-            for line in read_lines(args.out)]  # fmt: skip
-    shown = before_tail(opened.wf.base, train[0]), train[1]
-    asked = before_tail(opened.wf.base, test[0]), test[1]
-    for name, shots, work in attacks(args, *shown, another(args, opened, forget)):
-        for kind, tail in kinds.items():
-            if kind not in args.models:
-                continue
+    facts |= {"tests": len(test[1]), "steps": args.steps, "batch": args.batch, "seed": args.seed}
+    lines = [{"seed": 0, **line} for line in read_lines(args.out)]
+    done = [{key: ln.get(key) for key in (*facts, "model", "attack", "shots")} for ln in lines]
+    seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    other = another(args, opened, forget)
+    for kind in [kind for kind in kinds if kind in args.models]:
+        # a retrained network has its own layers before the tail
+        network = reference(args, opened, forget) if kind == "retrained" else opened.wf.base
+        if network not in seen:
+            seen[network] = before_tail(network, train[0]), before_tail(network, test[0])
+        shown, asked = seen[network]
+        zeros = zeros_of(kinds["zeros" if kind == "restarted" else kind])
+        for name, shots, work in attacks(args, shown, train[1], other):
             what = {**facts, "model": kind, "attack": name, "shots": shots}
-            if what in done or not is_meant(kind, name, shots):
+            if what in done or not is_meant(kind, name, shots, kinds[kind]):
                 continue
-            zeros = zeros_of(kinds["zeros"] if kind == "restarted" else tail)
-            start, tail = time.process_time(), copy.deepcopy(tail)
-            work(tail, zeros, torch.Generator().manual_seed(0))
-            line = {**what, **accuracies(tail, *asked, forget)}
+            start, tail = time.process_time(), copy.deepcopy(kinds[kind])
+            work(tail, zeros, torch.Generator().manual_seed(args.seed))
+            line = {**what, **accuracies(tail, asked, test[1], forget)}
             line["seconds"] = round(time.process_time() - start, 1)
             print(line, flush=True)
             append_line(args.out, {**line, "origin": origin()})
@@ -201,25 +208,26 @@ def attack_all(
 
 
 def tables(lines: list[dict[str, Any]]) -> str:
-    """One table for each network; a mean where classes were forgotten one by one."""
-    lines = [{"network": "resnet18-cifar", "forget": FORGET, **ln} for ln in lines]
-    return "\n".join(
-        table(name, [ln for ln in lines if ln["network"] == name])
-        for name in dict.fromkeys(ln["network"] for ln in lines)
-    )
+    """One table for each network, number of tests and steps."""
+    parts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        line = {"network": "resnet18-cifar", "forget": FORGET, "seed": 0, **line}
+        parts.setdefault((line["network"], line["tests"], line["steps"]), []).append(line)
+    return "\n".join(table(part) for part in parts.values())
 
 
-def table(network: str, lines: list[dict[str, Any]]) -> str:
+def table(lines: list[dict[str, Any]]) -> str:
+    """A mean where classes were forgotten one by one, and where there are several seeds."""
     cells: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for line in lines:
         cells.setdefault((line["attack"], line["shots"], line["model"]), []).append(line)
     forgotten = " and ".join(str(f) for f in dict.fromkeys(str(ln["forget"]) for ln in lines))
     columns = [m for m in MODELS if any(m == model for _, _, model in cells)]
     text = [
-        f"## {network}",
+        f"## {lines[0]['network']}, {lines[0]['tests']} test images",
         "",
-        f"Acc_f / Acc_r after the attack, forgetting {forgotten}, on {lines[0]['tests']} test "
-        f"images; {lines[0]['steps']} steps where weights are tuned.",
+        f"Acc_f / Acc_r after the attack, forgetting {forgotten}; {lines[0]['steps']} steps where "
+        f"weights are tuned. {seeds_of(list(cells.values()))}",
         "",
         "| attack | images per class | " + " | ".join(columns) + " |",
         "|---|---:|" + "---:|" * len(columns),
@@ -228,6 +236,22 @@ def table(network: str, lines: list[dict[str, Any]]) -> str:
         row = [mean_of(cells.get((name, shots, model), [])) for model in columns]
         text.append(f"| {name} | {shots} | " + " | ".join(row) + " |")
     return "\n".join(text) + "\n"
+
+
+def seeds_of(cells: list[list[dict[str, Any]]]) -> str:
+    """How many seeds there are, and by how much Acc_f differs between them."""
+    seeds = sorted({line["seed"] for cell in cells for line in cell})
+    if len(seeds) == 1:
+        return "One seed."
+    apart = sorted(
+        max(ln["acc_f"] for ln in cell) - min(ln["acc_f"] for ln in cell)
+        for cell in cells
+        if len({line["seed"] for line in cell}) > 1 and len({str(ln["forget"]) for ln in cell}) == 1
+    )
+    return (
+        f"Means of seeds {', '.join(map(str, seeds))}: their Acc_f is {apart[len(apart) // 2]:.0f} "
+        f"points apart in the median of the cells, {apart[-1]:.0f} at most."
+    )
 
 
 def mean_of(lines: list[dict[str, Any]]) -> str:
@@ -256,12 +280,11 @@ def main() -> None:
         help="attacks that need a second network of --references",
     )
     parser.add_argument("--tests", type=int, default=40, help="test images per forgotten class")
+    parser.add_argument("--seed", type=int, default=0, help="of the attacker's images and noise")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--batch", type=int, default=32)
     add_table(parser, FILE)
     args = parser.parse_args()
-    if args.references and not args.each:
-        parser.error("--references has networks without one class each: give --each, too")
     torch.set_num_threads(1)
     if args.filters:
         run(args)

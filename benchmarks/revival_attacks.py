@@ -192,7 +192,7 @@ def fine_tune(tail: Tail, x: Tensor, y: Tensor, zeros: dict[str, Tensor] | None,
     chosen = list(tail.head.parameters())
     chosen += list(tail.body.parameters()) if zeros is None else map(tail.get_parameter, zeros)
     optimiser = torch.optim.Adam(chosen, 1e-3)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(args.seed)
     for _ in range(args.steps):
         batch = torch.randperm(len(x), generator=generator)[: args.batch]
         F.cross_entropy(tail(x[batch]), y[batch]).backward()
@@ -243,8 +243,10 @@ def with_images(
 NEEDS_ZEROS = ("noise", "neighbours", "another network", "new rows", "tune zeros")
 
 
-def is_meant(kind: str, attack: str, shots: int) -> bool:
+def is_meant(kind: str, attack: str, shots: int, tail: Tail) -> bool:
     """Not for networks without zeros what fills zeros, nor what a restart leaves untouched."""
+    if attack == "new last layer" and not isinstance(tail.head, nn.Sequential):
+        return False  # it has no other: the same as a new head
     if kind == "retrained":
         return not attack.startswith((*NEEDS_ZEROS, "scale"))
     return shots > 0 or kind != "restarted"

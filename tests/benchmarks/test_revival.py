@@ -85,3 +85,25 @@ def test_a_pruned_model_that_was_widened_answers_as_before(wf):
     zeros, pruned = (revival.handed_out(wf, kind, FORGET) for kind in ("zeros", "pruned"))
     with torch.no_grad():
         torch.testing.assert_close(pruned(x), zeros(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_attacker_gets_so_many_images_of_each_class_others_with_another_seed(seed):
+    images = [(torch.full((1,), i), i % 10) for i in range(200)]
+    x, y = revival.pick(images, dict.fromkeys(range(10), 2), seed)
+    assert y.bincount().tolist() == [2] * 10
+    assert (x[:, 0] % 10 == y).all()
+    assert torch.equal(x[:, 0], torch.arange(20)) == (seed == 0)
+
+
+def line(**changed):
+    same = {"tests": 1300, "steps": 12, "attack": "noise", "shots": 0, "model": "zeros"}
+    return {**same, "acc_f": 10.0, "acc_r": 90.0, **changed}
+
+
+def test_a_table_is_the_mean_of_its_seeds_and_says_how_far_they_are_apart():
+    made = revival.tables([line(), line(seed=1, acc_f=20.0), line(tests=195, acc_f=70.0)])
+    assert "| noise | 0 | 15 / 90 |" in made
+    assert "Means of seeds 0, 1: their Acc_f is 10 points apart in the median" in made
+    assert "## resnet18-cifar, 195 test images" in made
+    assert "| noise | 0 | 70 / 90 |" in made

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import wfilter
-from helpers import CLASSES, images
+from helpers import CLASSES, images, random_rows
 from wfilter.cli import baking
 from wfilter.core.gates import HARD
 
@@ -40,11 +40,16 @@ def wf():
 
 
 def split(wf, forget=FORGET):
-    """Weights of the base model under closed and under open gates, as lists of numbers."""
+    """Weights of the base model that a bake leaves out and those that it keeps, as numbers.
+
+    The first are under closed gates; with feature rows also what the head knew of the class.
+    """
     gone, kept = [], []
     base = dict(wf.base.named_parameters())
     for target in wf.targets:
-        gate = target.spread(wf.gates(forget)[target.name].detach()).expand(target.shape)
+        gate = target.spread(wf.gates(forget)[target.name].detach()).expand(target.shape).clone()
+        if wf.feature_rows is not None and target.name.startswith("4."):
+            gate[forget] = 0
         gone += base[target.name].detach()[gate == 0].tolist()
         kept += base[target.name].detach()[gate == 1].tolist()
     return gone, kept
@@ -66,8 +71,9 @@ EXAMPLE = images(1, 1, 8, 8, dtype=torch.float32)
 BAKES = tuple(f"wfilter bake {suffix}" for suffix in baking.FORMATS)  # a new format is tested too
 WHOLE = ("pickle", "torch.save", "safetensors", *BAKES, "machine code")
 PRUNED = tuple(f"{name}, pruned" for name in WHOLE)
+ROWS = tuple(f"{name}, rows" for name in WHOLE + PRUNED)  # feature rows folded into the head
 GRAPHS = (".pt2", ".onnx", "machine code")  # they note which code they were traced from
-NO_GRAPHS = [name for name in WHOLE + PRUNED if not any(word in name for word in GRAPHS)]
+NO_GRAPHS = [name for name in WHOLE + PRUNED + ROWS if not any(word in name for word in GRAPHS)]
 
 
 def slow(name: str):
@@ -75,7 +81,7 @@ def slow(name: str):
     return pytest.param(name, marks=pytest.mark.slow) if "machine code" in name else name
 
 
-@pytest.fixture(params=map(slow, WHOLE + PRUNED))
+@pytest.fixture(params=map(slow, WHOLE + PRUNED + ROWS))
 def written(request) -> str:
     """One way in which a baked model gets into a file."""
     return request.param
@@ -83,14 +89,21 @@ def written(request) -> str:
 
 @pytest.fixture
 def content(written, wf, tmp_path) -> bytes:
-    """The bytes of that file."""
-    name, _, pruned = written.partition(", ")
+    """The bytes of all files that it writes."""
+    name, *extras = written.split(", ")
+    pruned, folder = "pruned" in extras, tmp_path / "written"
+    folder.mkdir()
+    if "rows" in extras:
+        wf.feature_rows = random_rows(CLASSES, 288, head="4.weight").float()
     if name.startswith("wfilter bake"):
-        path = tmp_path / f"baked{name.split()[2]}"
-        baking.bake(wf, {FORGET}, path, pruned=bool(pruned), example_input=EXAMPLE)
-        return unpacked(path)
-    model = wf.bake(FORGET, prune=bool(pruned), example_input=EXAMPLE)
-    path = tmp_path / "baked.pt2"
+        path = folder / f"baked{name.split()[2]}"
+        baking.bake(wf, {FORGET}, path, pruned=pruned, example_input=EXAMPLE)
+    else:
+        write(wf.bake(FORGET, prune=pruned, example_input=EXAMPLE), name, folder / "baked.pt2")
+    return b"".join(map(unpacked, folder.iterdir()))
+
+
+def write(model, name, path):
     if name == "machine code":
         wfilter.export(model, path, example_input=EXAMPLE, aoti=True)
     elif name == "safetensors":
@@ -99,7 +112,6 @@ def content(written, wf, tmp_path) -> bytes:
         path.write_bytes(pickle.dumps(model))
     else:
         torch.save(model, path)
-    return unpacked(path)
 
 
 def unpacked(path) -> bytes:
@@ -114,7 +126,7 @@ def test_weights_under_closed_gates_are_in_no_byte_of_the_file(wf, written, cont
     gone, kept = split(wf)
     assert len(gone) > 100
     there = found(kept, content)  # the search does find what is there
-    # Pruning drops open weights too; ONNX and machine code fold BatchNorm into others.
+    # Pruning drops open weights too; ONNX and machine code fold BatchNorm and rows into others.
     changed = any(word in written for word in ("pruned", "onnx", "machine code"))
     assert there > 100 if changed else there == len(kept)
     assert found(gone, content) == 0
@@ -123,8 +135,17 @@ def test_weights_under_closed_gates_are_in_no_byte_of_the_file(wf, written, cont
 def test_the_file_holds_no_alphas_and_no_names(content):
     assert struct.pack("<f", HARD) not in content
     assert struct.pack("<f", -HARD) not in content
-    for word in (b"alphas", b"parametriz", b"_weight_filtering"):
+    for word in (b"alphas", b"parametriz", b"_weight_filtering", b"feature_rows", b"sureness"):
         assert word not in content
+
+
+@pytest.mark.parametrize("written", [slow(name) for name in ROWS], indirect=True)
+def test_the_file_holds_no_statistics_of_any_class(wf, content):
+    rows = wf.feature_rows
+    told = [rows.means, rows.factors, rows.rests, rows.phases, rows.mixing, rows.sureness]
+    numbers = torch.cat([part.flatten()[:50] for part in told]).tolist()
+    assert len(numbers) > 200
+    assert found(numbers, content) == 0
 
 
 @pytest.mark.parametrize("written", NO_GRAPHS, indirect=True)
