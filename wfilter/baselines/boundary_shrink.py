@@ -31,7 +31,8 @@ def boundary_shrink(
     Source: Chen et al., CVPR 2023 (Boundary Unlearning; SGD, momentum 0.9). The label is the
     likeliest class other than the forgotten ones for x + bound * sign(gradient of the loss), under
     the original. The paper's rate is 1e-5, for ten epochs; with it a small network on digits still
-    answers 94 % of the forgotten test images right, with our default none. So choose the rate on held-out images (`wfilter.baselines.run` with ``held_out``).
+    answers 94 % of the forgotten test images right, with our default none. So choose the rate on
+    held-out images (`wfilter.baselines.run` with ``held_out``).
 
     Args:
         model: left untouched.
