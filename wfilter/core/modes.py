@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from wfilter.core.gates import is_wrapped, made_once, traced
 from wfilter.core.layouts import Layout, place, unfold
@@ -197,4 +196,4 @@ def _is_tracked(tensor: Tensor) -> bool:
         return True  # dynamo cannot trace the questions below
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
-    return forward_ad._current_level >= 0 or is_wrapped(tensor)
+    return torch.autograd.forward_ad._current_level >= 0 or is_wrapped(tensor)
