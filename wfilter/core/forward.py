@@ -53,7 +53,6 @@ def run_call(wf: FilteredModel, inputs: Inputs, forget: Forget, *, features: boo
         wf.inspection_of(inputs)  # a graph cannot stop to look at images of a new size
         wanted = wf.per_sample(wanted, batch)
         return wf.compiled.gated(inputs, wf.compiled.gates(wanted), _sets(wf, wanted, 0))
-    wf.pins.check(wf)
     gates, sets = gates_and_sets(wf, wanted, batch, look_for_bad(wf))
     return run_path(wf, inputs, gates, sets, features=features)
 
@@ -129,7 +128,6 @@ def run_part(
     if whole and len(args) < 2:
         return wf(*args, **kwargs)
     check_base(wf.base)
-    wf.pins.check(wf)
     gates, sets = gates_and_sets(wf, rows, 1, look_for_bad(wf))
     with ExitStack() as stack:
         stack.enter_context(Running())
