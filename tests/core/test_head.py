@@ -55,3 +55,32 @@ def test_a_layer_with_as_many_outputs_as_classes_is_no_head_where_it_feeds_one(s
     torch.testing.assert_close(wf.features(x), wf.base.body(x))
     both = Net(lambda model, x: (model.head(model.body(x)) + model.head(x[:, 0, 0, :5])) / 2)
     assert apply(both, x).features(x).shape == (4, 10)
+
+
+def with_a_later_layer(model, x):
+    logits = model.head(model.body(x))
+    model.later(x.mean((2, 3)))
+    return logits
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [0, 2])
+def test_features_are_the_heads_though_the_first_images_were_none_or_nan(count):
+    x = images(4, 3, 8, 8)
+    net = Net(with_a_later_layer)
+    net.later = nn.Linear(3, CLASSES).double()
+    wf = apply(net, x, targets="conv*")
+    assert wf.features(torch.full_like(x, torch.nan)[:count]).shape == (count, 5)
+    torch.testing.assert_close(wf.features(x), wf.base.body(x))
+
+
+@torch.no_grad()
+def test_a_new_inspection_finds_the_head_of_a_model_that_was_changed():
+    x = images(4, 3, 8, 8)
+    net = Net(lambda model, x: model.head(model.body(x)))
+    wf = apply(net, x, targets="conv*")
+    wf.features(x)
+    net.later = nn.Linear(5, CLASSES).double()
+    net.use = lambda model, x: model.later(model.head(model.body(x)).repeat(1, 2)[:, :5])
+    wf.inspect(x)
+    torch.testing.assert_close(wf.features(x), wf.base.head(wf.base.body(x)).repeat(1, 2)[:, :5])

@@ -135,3 +135,38 @@ def test_replicas_are_rerouted_each_by_its_own_set():
     wf.pin_open([wf.targets[0].name])
     forget = torch.tensor([0, 1, 2, 3, 0, -1, 2, 2])
     close(wf.replicated(x, forget), wf(x.repeat_interleave(2, 0), forget))
+
+
+def in_block(wf, x):
+    with wf.forgetting(2):
+        return wf.base(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wf, x: wf(x, 2),
+        lambda wf, x: wf(x, {1, 2}),
+        lambda wf, x: wf(x, LABELS),
+        lambda wf, x: wf(x, SETS),
+        lambda wf, x: wf.features(x, LABELS),
+        in_block,
+    ],
+)
+def test_rows_are_never_left_out_without_a_word(call):
+    wf, x = rerouted()
+    head = wf.base.get_submodule(wf.feature_rows.head.rpartition(".")[0])
+    head.forward = lambda h: (h.unsqueeze(1) * head.weight).sum(2) + head.bias
+    with pytest.raises(RuntimeError, match="the head was not called in this forward"):
+        call(wf, x)
+
+
+def test_draws_are_the_same_under_autocast():
+    wf, x = rerouted()
+    wf.float()
+    features = wf.features(x.float())
+    route = torch.tensor([0, 1, 2, 3])
+    expected = wf.feature_rows.drawn(features, route)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(wf.feature_rows.drawn(features, route), expected)

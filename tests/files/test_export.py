@@ -88,6 +88,46 @@ def test_a_graph_that_differs_is_an_error(tmp_path, monkeypatch):
         wfilter.export(wf, tmp_path / "a.pt2", example_input=x)
 
 
+def test_a_graph_whose_logits_are_nan_differs(tmp_path, monkeypatch):
+    module = __import__("sys").modules["wfilter.files.export"]
+    wf, x = filtered("bypassed module")
+    wrong = lambda path: lambda images, forget: torch.full((len(images), 4), torch.nan)  # noqa: E731
+    monkeypatch.setattr(module, "load_exported", wrong)
+    with pytest.raises(RuntimeError, match="differs from the model by inf"):
+        wfilter.export(wf, tmp_path / "a.pt2", example_input=x)
+
+
+def test_logits_of_minus_infinity_export_and_nan_is_refused(tmp_path):
+    model = torch.nn.Linear(4, 3)
+    masked = torch.nn.Sequential(model, _Masked())
+    facts = wfilter.export(masked, tmp_path / "a.pt2", example_input=torch.ones(1, 4))
+    assert facts.largest_difference < 1e-6
+    with torch.no_grad():
+        model.weight[0] = torch.nan
+    with pytest.raises(ValueError, match="logits of this model contain NaN"):
+        wfilter.export(model, tmp_path / "b.pt2", example_input=torch.ones(1, 4))
+
+
+class _Masked(torch.nn.Module):
+    def forward(self, logits):
+        return logits.masked_fill(torch.arange(3) == 1, -torch.inf)
+
+
+def test_filters_that_a_call_would_refuse_are_not_exported(tmp_path):
+    wf, x = filtered()
+    wf.pin_open([wf.targets[0].name])
+    wf.alphas.data[2, 0] = 1
+    with pytest.raises(RuntimeError, match="is pinned open"):
+        wfilter.export(wf, tmp_path / "a.pt2", example_input=x)
+    wf.alphas.data[2, 0] = torch.nan
+    with pytest.raises(ValueError, match="contain NaN"):
+        wfilter.export(wf, tmp_path / "a.pt2", example_input=x)
+    wfilter.remove_weight_filtering(wf)
+    with pytest.raises(RuntimeError, match="filters of this model were removed"):
+        wfilter.export(wf, tmp_path / "a.pt2", example_input=x)
+    assert not (tmp_path / "a.pt2").exists()
+
+
 def test_mistakes_are_named(tmp_path):
     wf, x = filtered("bypassed module")
     with pytest.raises(ValueError, match=r"neither \.pt2 nor \.onnx"):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from wfilter.core.gates import readable
+from wfilter.core.gates import full_precision, readable
 from wfilter.core.head import Head
 
 # How far below all others a forgotten logit ends: its softmax is 0 in every dtype, without the
@@ -163,11 +163,12 @@ class FeatureRows(nn.Module):
         """Draws from the classes ``route``, by a noise that is a function of the features."""
         # Half precision has too few digits for a phase of several turns.
         h = features if features.dtype == torch.float64 else features.float()
-        noise = (h @ self.phases.to(h).T).cos() @ self.mixing.to(h)
-        u, v = noise[..., : self.rank], noise[..., self.rank :]
         factors = self.factors.to(h)
         chosen = factors if len(factors) == 1 else factors[route]
-        spread: Tensor = (u.unsqueeze(-2) @ chosen).squeeze(-2) + self.rests.to(h)[route] * v
+        with full_precision(h):
+            noise = (h @ self.phases.to(h).T).cos() @ self.mixing.to(h)
+            u, v = noise[..., : self.rank], noise[..., self.rank :]
+            spread: Tensor = (u.unsqueeze(-2) @ chosen).squeeze(-2) + self.rests.to(h)[route] * v
         return (self.means.to(h)[route] + spread).to(features.dtype)
 
     def extra_repr(self) -> str:

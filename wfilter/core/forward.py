@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from wfilter.core.forget import Forget, Rows, as_sets, read_forget
 from wfilter.core.forgetting import Running, innermost, is_any_open
 from wfilter.core.gates import Look, traced
 from wfilter.core.outputs import Inputs, take_apart
-from wfilter.core.paths import gate_mode, head_mode, plain_features, run_path
+from wfilter.core.paths import gate_mode, head_mode, plain_features, refuse_unmet, run_path
 from wfilter.core.refusals import (
     check_base,
     check_values,
@@ -53,7 +53,6 @@ def run_call(wf: FilteredModel, inputs: Inputs, forget: Forget, *, features: boo
         wf.inspection_of(inputs)  # a graph cannot stop to look at images of a new size
         wanted = wf.per_sample(wanted, batch)
         return wf.compiled.gated(inputs, wf.compiled.gates(wanted), _sets(wf, wanted, 0))
-    wf.pins.check(wf)
     gates, sets = gates_and_sets(wf, wanted, batch, look_for_bad(wf))
     return run_path(wf, inputs, gates, sets, features=features)
 
@@ -129,13 +128,14 @@ def run_part(
     if whole and len(args) < 2:
         return wf(*args, **kwargs)
     check_base(wf.base)
-    wf.pins.check(wf)
     gates, sets = gates_and_sets(wf, rows, 1, look_for_bad(wf))
-    with ExitStack() as stack:
-        stack.enter_context(Running())
-        tensors = take_apart((args, kwargs))[0]
-        wanted = any(tensor.requires_grad for tensor in tensors)
-        stack.enter_context(gate_mode(wf, wf.known.latest, gates, differentiated=wanted))
-        if wf.feature_rows is not None:
-            stack.enter_context(head_mode(wf, wf.feature_rows.head_of(wf.base), sets))
-        return method(module, *args, **kwargs)
+    inspection = wf.known.latest
+    wanted = any(tensor.requires_grad for tensor in take_apart((args, kwargs))[0])
+    mode = gate_mode(wf, inspection, gates, differentiated=wanted)
+    made_for = None if wf.feature_rows is None else wf.feature_rows.head_of(wf.base)
+    at_head = None if made_for is None else head_mode(wf, made_for, sets)
+    with Running(), mode, at_head or nullcontext():
+        output = method(module, *args, **kwargs)
+    if whole:
+        refuse_unmet(wf, inspection, mode, at_head)
+    return output

@@ -131,7 +131,8 @@ def set_gates(
     if look is not None:
         look(alphas)
     chosen = sets.to(alphas.dtype)
-    with _full_precision(alphas):
+    # In float16 a closed gate's logarithm would be -inf, and 0 * -inf is NaN.
+    with full_precision(alphas):
         gates = torch.exp(chosen @ F.logsigmoid(alphas))
         if hard:
             gates = _straight_through(gates, chosen @ (alphas <= 0).to(alphas.dtype) == 0)
@@ -179,9 +180,9 @@ def _sent(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.device, non_blocking=True)
 
 
-def _full_precision(alphas: Tensor) -> AbstractContextManager[object]:
-    """Inside, no autocast: a closed gate's logarithm would be -inf, and 0 * -inf is NaN."""
-    kind = alphas.device.type
+def full_precision(like: Tensor) -> AbstractContextManager[object]:
+    """Inside, no autocast on the device of ``like``."""
+    kind = like.device.type
     if not torch.is_autocast_enabled(kind):
         return nullcontext()
     return torch.autocast(kind, enabled=False)

@@ -193,13 +193,17 @@ class HeadMode(TorchFunctionMode):
             return True
         return None in self.head.weights and self._number in self.head.numbers
 
-    def features(self, batch: int) -> Tensor:
-        """``(batch, width)``: several heads side by side, positions averaged."""
+    def refuse_unseen(self) -> None:
+        """Stop where the head was not met: nothing was caught, and nothing edited."""
         if not self.seen:
             raise RuntimeError(
                 "the head was not called in this forward, or not through a function that wfilter "
                 "sees. If a part of the model was compiled or replaced since, undo that."
             )
+
+    def features(self, batch: int) -> Tensor:
+        """``(batch, width)``: several heads side by side, positions averaged."""
+        self.refuse_unseen()
         rows = [seen.shape[0] for seen in self.seen]
         if not self.head.samples_first or any(count != batch for count in rows):
             raise RuntimeError(

@@ -248,11 +248,10 @@ def _try_run(model: nn.Module, inputs: Inputs) -> object:
 
 def _marked_batch(example: Inputs) -> tuple[Inputs, Inputs]:
     """A batch of random images of the example's shape, and the same with sample 1 all NaN."""
-    repeated = example.of_samples(torch.arange(MARKED_BATCH) % len(example.images))
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(repeated.images.shape, generator=generator).to(example.images)
-    clean, images[1] = images.clone(), float("nan")
-    return repeated.with_images(clean), repeated.with_images(images)
+    clean = example.drawn(MARKED_BATCH)
+    images = clean.images.clone()
+    images[1] = float("nan")
+    return clean, clean.with_images(images)
 
 
 def _classes(output: object, axes: Axes) -> int | None:

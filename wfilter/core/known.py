@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from wfilter.core.forgetting import Running
@@ -42,6 +41,7 @@ class Known:
     def remember(self, inspection: Inspection) -> None:
         """In place: use this inspection for inputs of its shape."""
         self._inspections[inspection.key] = self.latest = inspection
+        self._heads.pop(inspection.key, None)
         self.sites = {}
 
     def inspection(self, inputs: Inputs) -> Inspection | None:
@@ -49,11 +49,13 @@ class Known:
         return self._inspections.get(inputs.key)
 
     def head(self, base: nn.Module, inputs: Inputs) -> Head:
-        """Where the logits are made, looked at now if these inputs are the first."""
+        """Where the logits are made, looked at now if these inputs are the first.
+
+        On images drawn for it: of none, or of NaN, the outputs of two layers are alike.
+        """
         if inputs.key not in self._heads:
-            some = inputs.of_samples(torch.arange(min(2, len(inputs.images))))
             with Running():
-                self._heads[inputs.key] = find_head(base, some)
+                self._heads[inputs.key] = find_head(base, inputs.drawn(2))
         return self._heads[inputs.key]
 
     def without_sites(self) -> Known:

@@ -72,6 +72,16 @@ class Inputs(NamedTuple):
         own = {name: value[index.to(value.device)] for name, value in self.per_sample().items()}
         return self.with_images(self.images[index.to(self.images.device)], own)
 
+    def drawn(self, count: int) -> Inputs:
+        """So many samples with random images, the same in every call; what belongs to them repeats.
+
+        An empty batch has nothing to repeat, and gives images alone.
+        """
+        some = self.of_samples(torch.arange(count) % len(self.images)) if len(self.images) else self
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand(count, *self.images.shape[1:], generator=generator)
+        return some.with_images(images.to(self.images))
+
     def singly(self) -> Iterator[Inputs]:
         """One sample after the other."""
         for sample in range(len(self.images)):

@@ -124,12 +124,16 @@ def _run(
     at_head = _head_mode(wf, inputs, sets) if features or sets is not None else None
     with one_graph(), _passing_entries(), mode, at_head or nullcontext():
         output = inputs.run(wf.base)
-    _refuse_idle(wf, inspection, mode)
+    refuse_unmet(wf, inspection, mode, at_head)
     return at_head.features(inputs.shape[0]) if features and at_head is not None else output
 
 
-def _refuse_idle(wf: FilteredModel, inspection: Inspection, mode: GateMode) -> None:
-    """Stop where a target was not gated, though the inspection saw it used."""
+def refuse_unmet(
+    wf: FilteredModel, inspection: Inspection, mode: GateMode, at_head: HeadMode | None
+) -> None:
+    """Stop where a target was not gated, though the inspection saw it used, or a head not met."""
+    if at_head is not None:
+        at_head.refuse_unseen()
     idle = [] if torch.compiler.is_dynamo_compiling() else mode.idle()
     if idle and not (inspection.singly and _is_as_applied(wf)):
         raise RuntimeError(

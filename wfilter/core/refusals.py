@@ -63,7 +63,6 @@ def refuse_no_logits(wf: FilteredModel, what: str) -> None:
 def check_values(wf: FilteredModel, wanted: Rows | Tensor) -> None:
     """Stop at alphas that are not finite, and at pinned ones that moved."""
     check_base(wf.base)
-    wf.pins.check(wf)
     look = look_for_bad(wf)
     if look is None:
         return
@@ -77,8 +76,12 @@ def check_values(wf: FilteredModel, wanted: Rows | Tensor) -> None:
 
 
 def look_for_bad(wf: FilteredModel) -> Look | None:
-    """What stops at alphas that are not finite; ``None`` where a look would wait for a device."""
+    """What stops at alphas that are not finite, or are pinned open and moved.
+
+    ``None`` where a look would wait for a device; pins are then looked at after a change alone.
+    """
     if not readable(wf.alphas):
+        wf.pins.look_if_changed(wf)
         return None
 
     def look(alphas: Tensor) -> None:
@@ -86,6 +89,8 @@ def look_for_bad(wf: FilteredModel) -> Look | None:
             alphas = wf.alphas
         if not math.isfinite(alphas.sum().item()):
             refuse_bad_alphas(wf)
+        if wf.pins.indices:
+            wf.pins.look(wf, alphas)
 
     return look
 

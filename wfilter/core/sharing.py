@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from wfilter.core import gates as _gates
 from wfilter.core.forget import check_per_sample
 from wfilter.core.outputs import Inputs, logits_of
+from wfilter.core.refusals import look_for_bad
 
 if TYPE_CHECKING:
     from wfilter.core.model import FilteredModel
@@ -28,7 +29,8 @@ class Pins:
     def __init__(self) -> None:
         self.indices: frozenset[int] = frozenset()
         self.shares: bool | None = None  # whether replicas can share; not known yet
-        self._checked_at: int | None = None  # version of the alphas that was looked at
+        self._spans: list[slice] = []  # where they lie in the joint axis, neighbours as one
+        self._checked_at: tuple[int, int] | None = None  # the alphas on a device last looked at
 
     def pin_open(self, wf: FilteredModel, names: Iterable[str]) -> None:
         """In place: open every gate of the targets named, and pin those alone."""
@@ -40,24 +42,43 @@ class Pins:
             for name in chosen:
                 wf.alpha[name].fill_(_gates.HARD)
         self.indices = frozenset(i for i, t in enumerate(wf.targets) if t.name in chosen)
+        self._spans = _joined([s for n, s in _gates.slices(wf.targets).items() if n in chosen])
         self.shares = self._checked_at = None
 
-    def check(self, wf: FilteredModel) -> None:
-        """Refuse pinned alphas that are no longer open; waits for a device only after a change."""
+    def look(self, wf: FilteredModel, alphas: Tensor) -> None:
+        """Refuse these alphas, all of ``wf`` or some rows, where pinned ones are not open."""
+        if all(bool((alphas[..., span] == _gates.HARD).all()) for span in self._spans):
+            return
+        names = [wf.targets[index].name for index in sorted(self.indices)]
+        moved = [name for name in names if not bool((wf.alpha[name] == _gates.HARD).all())]
+        raise RuntimeError(
+            f"{moved[0]} is pinned open, but its alphas were changed and would be ignored. Call "
+            "wf.pin_open([]) to let all gates act again."
+        )
+
+    def look_if_changed(self, wf: FilteredModel) -> None:
+        """The same where a look waits for a device: at other alphas than last time alone.
+
+        An edit of ``alphas.data`` in place does not show there.
+        """
         if not self.indices:
             return
         tensor = wf.alphas
-        version = None if tensor.is_inference() else tensor._version
-        if version is not None and version == self._checked_at:
-            return
-        names = [wf.targets[index].name for index in sorted(self.indices)]
-        is_open = torch.stack([(wf.alpha[name] == _gates.HARD).all() for name in names]).tolist()
-        if not all(is_open):
-            raise RuntimeError(
-                f"{names[is_open.index(False)]} is pinned open, but its alphas were changed and "
-                "would be ignored. Call wf.pin_open([]) to let all gates act again."
-            )
-        self._checked_at = version
+        unknown = tensor.is_inference() or _gates.is_wrapped(tensor)
+        version = None if unknown else (tensor.data_ptr(), tensor._version)
+        if version is None or version != self._checked_at:
+            self.look(wf, tensor)
+            self._checked_at = version
+
+
+def _joined(spans: Sequence[slice]) -> list[slice]:
+    """Slices in order, those that follow on each other as one."""
+    joined: list[slice] = []
+    for span in spans:
+        if joined and joined[-1].stop == span.start:
+            span = slice(joined.pop().start, span.stop)
+        joined.append(span)
+    return joined
 
 
 def run_replicated(wf: FilteredModel, x: Tensor, forget: Tensor) -> Any:
@@ -73,11 +94,11 @@ def run_replicated(wf: FilteredModel, x: Tensor, forget: Tensor) -> Any:
     check_per_sample(forget, len(x) * replicas, wf.num_classes)
     pins, inputs = wf.pins, Inputs(x, None, {})
     if pins.indices and replicas > 1 and wf.feature_rows is None and wf.is_fused(inputs):
-        pins.check(wf)
         if pins.shares is None:
             pins.shares = _can_share(wf, inputs, replicas)
         if pins.shares:
-            return wf.run_gated(x, wf.mixed_gates(forget), replicas=replicas)
+            gates = wf.mixed_gates(forget, look_for_bad(wf))
+            return wf.run_gated(x, gates, replicas=replicas)
     return wf(x.repeat_interleave(replicas, 0), forget)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from wfilter.core.guessing import guess_images
 from wfilter.core.messages import first_line
 from wfilter.core.model import FilteredModel
 from wfilter.core.outputs import logits_of
+from wfilter.core.refusals import check_values
 from wfilter.files.exported import NOTE, Program, Takes, load_exported
 
 # Batches an exported graph is checked on: one image, the traced number, and another.
@@ -134,8 +136,9 @@ def _as_graph(
     if not isinstance(model, FilteredModel):
         return _Plain(model).eval(), lambda count: (images(count),)
     refuse_inside(model.base, "export")
-    model.inspect(image)
     classes = model.num_classes
+    check_values(model, tuple(range(classes)))
+    model.inspect(image)
 
     def wanted(count: int) -> Tensor:
         if forget == "sets":
@@ -260,8 +263,11 @@ def _compare(
     for count in CHECKED:
         inputs = make_inputs(count)
         expected, exported = network(*inputs).cpu(), program(*inputs).cpu()
-        worst = max(worst, float((expected - exported).abs().max()))
-        if worst > 1e-3 * max(1.0, float(expected.abs().max())):
+        if bool(expected.isnan().any()):
+            raise ValueError("the logits of this model contain NaN. Load its weights again.")
+        gap = (expected - exported).abs().masked_fill(expected == exported, 0)  # infinite ones, too
+        worst = max(worst, float(gap.max().nan_to_num(nan=math.inf)))
+        if worst > 1e-3 * max(1.0, float(expected[expected.isfinite()].abs().max())):
             raise RuntimeError(
                 f"the exported graph differs from the model by {worst:.1e} on {count} images. "
                 "Do not use the file; please report the model."

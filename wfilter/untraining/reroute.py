@@ -175,8 +175,7 @@ def plain_head(wf: FilteredModel, images: Tensor) -> PlainHead:
         >>> plain_head(wfilter.apply_weight_filtering(net, targets="0.*"), torch.ones(1, 4)).name
         '2.weight'
     """
-    drawn = torch.rand(2, *images.shape[1:], generator=torch.Generator().manual_seed(0))
-    head = find_head(wf.base, read_inputs(drawn.to(wf.alphas.device, images.dtype), {}))
+    head = find_head(wf.base, read_inputs(images.to(wf.alphas.device), {}).drawn(2))
     name = head.weights[0]
     if not head.is_plain or name is None:
         raise ValueError(
