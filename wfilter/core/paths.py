@@ -213,7 +213,7 @@ def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:
 
 
 def head_mode(
-    wf: FilteredModel, head: Head, sets: Tensor | None, inner: GateMode | None = None
+    wf: FilteredModel, head: Head, sets: Tensor | None, gated: GateMode | None = None
 ) -> HeadMode:
     """The mode that catches what ``head`` sees, edited where there are feature rows and sets.
 
@@ -221,9 +221,9 @@ def head_mode(
     """
     rows = wf.feature_rows
     if rows is None or sets is None:
-        return HeadMode(wf.base, head, inner=inner)
+        return HeadMode(wf.base, head, gated=gated)
     return HeadMode(
-        wf.base, head, lambda features, as_logits: rows(features, sets, as_logits), inner
+        wf.base, head, lambda features, as_logits: rows(features, sets, as_logits), gated
     )
 
 
