@@ -35,6 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import wfilter
 from common import RESULTS, add_table, append_line, origin, read_lines, write_table
+from groups import split
 from pruning_lines import became_smaller, merged, one_of_each_family, tables
 from pruning_rival import LAYERS, by_dependency_graph
 from registry.models import Architecture, architectures, build
@@ -106,15 +107,17 @@ def compare(whole: nn.Module, x: Tensor, rounds: int) -> tuple[nn.Module, dict[s
     }
 
 
-def compiled_times(whole: nn.Module, pruned: nn.Module, x: Tensor, rounds: int) -> dict[str, Any]:
-    """Both compiled, each for its own sizes, and how far their logits are apart."""
+def all_times(whole: nn.Module, pruned: nn.Module, x: Tensor, rounds: int) -> dict[str, Any]:
+    """Both eager and compiled for their own sizes, in turn, and how far their logits are apart."""
     torch._dynamo.reset()
     models = {"whole": whole, "pruned": pruned}
-    compiled = {name: torch.compile(m, dynamic=False) for name, m in models.items()}
+    compiled = {f"compiled {n}": torch.compile(m, dynamic=False) for n, m in models.items()}
     with torch.no_grad():
-        expected, found = whole(x), compiled["pruned"](x)
+        expected, found = whole(x), compiled["compiled pruned"](x)
+    times = interleaved({**models, **compiled}, x, rounds)
     return {
-        "compiled_ms": interleaved(compiled, x, rounds),
+        "eager_ms": {name: times[name] for name in models},
+        "compiled_ms": {name: times[f"compiled {name}"] for name in models},
         "compiled_difference": float((expected - found).abs().max() / expected.abs().max()),
     }
 
@@ -128,8 +131,7 @@ def compare_compiled(whole: nn.Module, x: Tensor, rounds: int) -> dict[str, Any]
         "difference_float64": result.largest_difference,
         "dtype": str(x.dtype).removeprefix("torch."),
         "batch": len(x),
-        "eager_ms": interleaved({"whole": whole, "pruned": result.model}, x, rounds),
-        **compiled_times(whole, result.model, x, rounds),
+        **all_times(whole, result.model, x, rounds),
     }
     return {**line, "seconds": round(cpu_seconds() - start, 1)}
 
@@ -246,7 +248,7 @@ def cifar(args: argparse.Namespace) -> None:
         "model": f"{opened.job.model}, {args.cifar.name}",
         "forget": FORGET,
         **figures,
-        **compiled_times(whole, pruned, x, args.rounds),
+        **all_times(whole, pruned, x, args.rounds),
         **accuracies(models, images, args.images),
     }
     print(line)
@@ -255,17 +257,29 @@ def cifar(args: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def accuracies(models: dict[str, nn.Module], images: Any, count: int) -> dict[str, Any]:
-    """Acc_r and Acc_f of each on the first test images."""
+    """Acc_r and Acc_f of each on the first test images; what comes before the gates is run once."""
+    trunks, tails = zip(*map(split, models.values()))
+    if not all(is_same(trunks[0], trunk) for trunk in trunks):
+        raise SystemExit("These models differ before the last layers, where groups.py puts gates.")
     count = min(count, len(images))
-    x = torch.stack([images[i][0] for i in range(count)])
+    right = torch.zeros(len(models), count, dtype=torch.bool)
     y = torch.tensor([int(images[i][1]) for i in range(count)])
+    for part in torch.arange(count).split(200):
+        given = trunks[0](torch.stack([images[i][0] for i in part.tolist()]))
+        for row, tail in zip(right, tails):
+            row[part] = tail(given).argmax(1) == y[part]
     forgotten = torch.isin(y, torch.tensor(FORGET))
     found: dict[str, Any] = {"acc_r": {}, "acc_f": {}, "images": count}
-    for name, model in models.items():
-        right = torch.cat([model(part).argmax(1) for part in x.split(200)]) == y
-        found["acc_r"][name] = round(100 * float(right[~forgotten].float().mean()), 2)
-        found["acc_f"][name] = round(100 * float(right[forgotten].float().mean()), 2)
+    for name, row in zip(models, right):
+        found["acc_r"][name] = round(100 * float(row[~forgotten].float().mean()), 2)
+        found["acc_f"][name] = round(100 * float(row[forgotten].float().mean()), 2)
     return found
+
+
+def is_same(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules hold the same numbers."""
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(a == b and torch.equal(s, t) for (a, s), (b, t) in pairs)
 
 
 def main() -> None:

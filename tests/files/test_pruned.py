@@ -120,3 +120,42 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 def test_the_suffix_must_fit(pruned, tmp_path):
     with pytest.raises(ValueError, match="must end in"):
         wfilter.save_pruned(pruned, tmp_path / "a.pt")
+
+
+class Scaled(nn.Module):
+    """Scales that the code makes and no file holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("scales", torch.linspace(1, 2, 8), persistent=False)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu() * self.scales)
+
+
+@torch.no_grad()
+def test_buffers_that_no_state_dict_holds_are_rebuilt_where_they_were_cut(tmp_path):
+    model = Scaled().eval()
+    model.first.weight[:5] = 0
+    pruned = wfilter.prune(model, torch.zeros(1, 4))
+    assert "scales: 8 -> 3" in str(pruned)
+    again = wfilter.load_pruned(wfilter.save_pruned(pruned, tmp_path / "a.safetensors"), Scaled())
+    x = images(5, 4, dtype=torch.float32)
+    assert torch.equal(again(x), pruned.model(x))
+    close(again(x), model(x), 1e-6)
+
+
+@torch.no_grad()
+def test_layers_that_share_a_weight_share_the_smaller_one():
+    layers = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)]
+    model = nn.Sequential(*layers, nn.Linear(8, 3)).eval()
+    model[4].weight = model[2].weight
+    for layer in (model[0], model[2], model[4]):
+        layer.weight[:5], layer.bias[:5] = 0, 0
+    pruned = wfilter.prune(model, torch.zeros(1, 4))
+    assert pruned.model[2].weight is pruned.model[4].weight
+    assert pruned.model[2].weight.shape == (3, 3)
+    assert pruned.parameters[1] == sum(p.numel() for p in pruned.model.parameters())
+    x = images(5, 4, dtype=torch.float32)
+    close(pruned.model(x), model(x), 1e-6)

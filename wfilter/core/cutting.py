@@ -218,7 +218,7 @@ def find_cuts(whole: nn.Module, images: Tensor) -> Cutting:
     """What can go from a model, seen on images of this shape."""
     weights = layer_weights(whole)
     mode = ConstantMode({id(weight): name for name, weight in weights.items()})
-    with mode:
+    with mode, mode.unknown:
         whole(torch.full_like(images[:1], torch.nan))
     coupling = couple(copy.deepcopy(whole), layer_weights, images[:1])
     cutting = Cutting(weights, mode.uses, coupling)

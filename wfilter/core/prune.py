@@ -23,12 +23,15 @@ from wfilter.core.cutting import Cutting, Refused, State, find_cuts, layer_numbe
 from wfilter.core.guessing import guess_images
 from wfilter.core.heads import ATTRIBUTES, Heads, cut_heads, find_heads
 from wfilter.core.messages import first_line
+from wfilter.core.poison import refuse_readers
 
 # Largest difference of the logits allowed, of their own size, in float64.
 TOLERANCE = 1e-10
 # By how much a second image is larger; the first that the model takes. Two odd numbers come first:
 # padding that depends on the size (TensorFlow's "same") may be none at all at even sizes.
 LARGER = ((31, 17), (32, 32))
+# The size of a third, smaller image, as a share: code may pad or pool small maps in another way.
+SMALLER = (0.6, 0.45)
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,8 @@ def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
     todo = [list(cutting.blocks())]
     while todo:  # where a cut fails, its halves are tried, down to single blocks
         blocks = todo.pop()
-        why = _cannot(partial(cutting.cut_all, work, blocks), work, images, expected)
+        cut = partial(_cut_blocks, whole, work, cutting, blocks, images[0][1:2])
+        why = _cannot(cut, work, images, expected)
         if why and len(blocks) > 1:
             todo += [blocks[len(blocks) // 2 :], blocks[: len(blocks) // 2]]
         elif why:
@@ -128,6 +132,14 @@ def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
         if not _cannot(partial(cut_heads, work, cutting, heads), work, images, expected)
     ]
     return _finish(model, whole, work, cutting, refused, heads, images)
+
+
+def _cut_blocks(
+    whole: nn.Module, work: nn.Module, cutting: Cutting, blocks: list[set[int]], image: Tensor
+) -> None:
+    """In place: cut blocks that nothing but layers reads."""
+    refuse_readers(whole, cutting, blocks, image)
+    cutting.cut_all(work, blocks)
 
 
 def _cannot(
@@ -148,7 +160,7 @@ def _cannot(
 
 
 def _images(model: nn.Module, example: Tensor | None) -> list[Tensor]:
-    """Random images of several magnitudes, of the model's size and, if it can, a larger one."""
+    """Random images of several magnitudes, of the model's size and, if it can, of two others."""
     first = next(model.parameters())
     if example is None:
         example = guess_images(model)
@@ -161,12 +173,23 @@ def _images(model: nn.Module, example: Tensor | None) -> list[Tensor]:
 
     shape = tuple(example.shape[1:])
     drawn = [draw(shape)]
-    for up, across in LARGER if len(shape) == 3 else ():
-        larger = draw((shape[0], shape[1] + up, shape[2] + across))
-        with suppress(Exception):
-            _logits(model, larger)
-            return [*drawn, larger]
+    if len(shape) != 3:
+        return drawn
+    channels, height, width = shape
+    larger = [(height + up, width + across) for up, across in LARGER]
+    smaller = (int(height * SMALLER[0]) | 1, int(width * SMALLER[1]) | 1)
+    for sizes in (larger, [smaller]):
+        drawn += _first_taken(model, [draw((channels, *size)) for size in sizes])
     return drawn
+
+
+def _first_taken(model: nn.Module, images: list[Tensor]) -> list[Tensor]:
+    """The first of these that the model takes, if any."""
+    for x in images:
+        with suppress(Exception):
+            if all(bool(output.isfinite().all()) for output in _logits(model, x)):
+                return [x]
+    return []
 
 
 def _logits(model: nn.Module, images: Tensor) -> list[Tensor]:
@@ -199,17 +222,18 @@ def _finish(
 ) -> Pruned:
     worst = _difference(work, images, [_logits(whole, x) for x in images])
     made, attributes = copy.deepcopy(model), {}
+    taken: dict[int, Tensor] = {}
     pairs = zip(made.named_modules(), whole.modules(), work.modules())
     for (path, module), before, after in pairs:
-        _take(module, after)
+        _take(module, after, taken)
         changed = {k: v for k, v in _numbers(after).items() if getattr(before, k) != v}
         vars(module).update(changed)
         if changed:
             attributes[path] = changed
-    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    shapes = {name: tuple(t.shape) for name, t in _tensors(model).items()}
     cuts = tuple(
         Cut(name, shapes.get(name, ()), tuple(tensor.shape))
-        for name, tensor in made.state_dict().items()
+        for name, tensor in _tensors(made).items()
         if shapes.get(name) != tuple(tensor.shape)
     )
     return Pruned(
@@ -223,14 +247,22 @@ def _finish(
     )
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, also those that a state dict leaves out."""
+    return {**model.state_dict(), **dict(model.named_buffers())}
+
+
 def _numbers(module: nn.Module) -> dict[str, int]:
     """All attributes that a cut may change."""
     held = {name: getattr(module, name, None) for name in ATTRIBUTES}
     return {**{k: v for k, v in held.items() if isinstance(v, int)}, **layer_numbers(module)}
 
 
-def _take(module: nn.Module, source: nn.Module) -> None:
-    """In place: the tensors of another module that differ in value, in this module's dtypes."""
+def _take(module: nn.Module, source: nn.Module, taken: dict[int, Tensor]) -> None:
+    """In place: the tensors of another module that differ in value, in this module's dtypes.
+
+    What several modules of ``source`` share (``taken``: by identity), these share, too.
+    """
     for kind in ("_parameters", "_buffers"):
         mine, theirs = vars(module)[kind], vars(source)[kind]
         for key, tensor in theirs.items():
@@ -239,10 +271,11 @@ def _take(module: nn.Module, source: nn.Module) -> None:
                 continue
             like = old if old is not None else module._parameters["weight"]
             assert like is not None
-            value = tensor.detach().to(like)
-            if isinstance(tensor, nn.Parameter):
-                value = nn.Parameter(value, like.requires_grad)
-            mine[key] = value
+            if id(tensor) not in taken:
+                value = tensor.detach().to(like)
+                parameter = isinstance(tensor, nn.Parameter)
+                taken[id(tensor)] = nn.Parameter(value, like.requires_grad) if parameter else value
+            mine[key] = taken[id(tensor)]
 
 
 def _left(cutting: Cutting, refused: dict[int, str], heads: list[Heads]) -> Iterator[Left]:

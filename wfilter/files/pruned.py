@@ -42,9 +42,12 @@ def save_pruned(
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} must end in .safetensors.")
+    model = plain_copy(pruned.model)
+    cut, buffers = {cut.name for cut in pruned.cuts}, dict(model.named_buffers())
+    unsaved = {name: buffers[name] for name in cut & (set(buffers) - set(model.state_dict()))}
     tensors = {
         name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in plain_copy(pruned.model).state_dict().items()
+        for name, tensor in {**model.state_dict(), **unsaved}.items()
     }
     header = {
         "architecture": architecture,
@@ -83,9 +86,18 @@ def load_pruned(path: str | Path, model: nn.Module | None = None) -> nn.Module:
                 f"{path} names no architecture. Pass the model as it was before pruning."
             )
         model = zoo.build(header["architecture"], num_classes=header["num_classes"])
+    _fill_unsaved(model, tensors)
     _fit(model, header["attributes"], tensors, Path(path))
     model.load_state_dict(tensors)
     return model.eval()
+
+
+def _fill_unsaved(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """In place: buffers that pruning cut and no state dict holds, taken out of ``tensors``."""
+    saved = model.state_dict()
+    for name, buffer in list(model.named_buffers()):
+        if name in tensors and name not in saved:
+            replace_tensor(model, name, tensors.pop(name).to(buffer))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
