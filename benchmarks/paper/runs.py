@@ -100,9 +100,17 @@ def is_of_original(line: Mapping[str, Any], lines: Mapping[tuple[str, str, str, 
 
     One from before lines told the weights' fingerprint takes all others at their word.
     """
-    dataset, backbone, _, seed = key_of(line)
-    base = lines.get((dataset, backbone, "original", seed), {}).get("base")
+    base = original_of(key_of(line), lines).get("base")
     return base in (None, line.get("base"))
+
+
+def original_of(
+    key: tuple[str, str, str, int], lines: Mapping[tuple[str, str, str, int], Any]
+) -> Mapping[str, Any]:
+    """The line of the original that a run of this key starts from: of its seed, else of seed 0."""
+    dataset, backbone, _, seed = key
+    found = (lines.get((dataset, backbone, "original", of)) for of in (seed, 0))
+    return next(filter(None, found), {})
 
 
 def run_of(line: Mapping[str, Any]) -> Run:

@@ -188,7 +188,24 @@ def test_a_run_from_another_original_is_refused_before_it_begins(tmp_path):
     with pytest.raises(SystemExit, match="--method original --again"):
         paper.refuse_another_original(args, "new")
     paper.refuse_another_original(args, "old")
-    paper.refuse_another_original(argparse.Namespace(**{**vars(args), "method": "original"}), "new")
+    for method, seed, told in (("original", 0, False), ("auto", 0, True), ("auto", 1, True)):
+        args.method, args.seed = method, seed
+        assert paper.refuse_another_original(args, "new") is told
+    assert paper.refuse_another_original(args, "old") is False
+
+
+def test_every_seed_starts_from_the_first_original_unless_it_has_its_own(tmp_path):
+    for seed, bias in ((0, 1.0), (2, 3.0)):
+        model = zoo.create("resnet18-mnist")
+        torch.nn.init.constant_(model.fc.bias, bias)
+        save_file(model.state_dict(), tmp_path / f"resnet18-mnist-s{seed}.safetensors")
+    for seed, bias in ((0, 1.0), (1, 1.0), (2, 3.0)):
+        model, _ = paper.original(arguments(tmp_path, seed=seed))
+        assert float(model.fc.bias[0].detach()) == bias
+    stored = [line(method="original", base="a"), line(seed=1, base="a"), line(seed=2, base="b")]
+    (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)))
+    kept = paper_runs.read_runs(tmp_path / "paper.jsonl")
+    assert [(run.method, run.seed) for run in kept] == [("original", 0), ("distill", 1)]
 
 
 def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_path):
@@ -346,7 +363,7 @@ def test_of_two_lines_with_the_same_key_the_later_counts(tmp_path):
 
 def arguments(folder, **changes):
     given = {"dataset": "mnist", "backbone": "resnet18", "seed": 0, "originals": folder}
-    return argparse.Namespace(**given, **{"random_weights": False, **changes})
+    return argparse.Namespace(**{**given, "random_weights": False, **changes})
 
 
 def test_lacking_retrained_models_are_asked_for_with_the_originals_own_command(tmp_path):
