@@ -134,6 +134,14 @@ def test_relearning_by_alphas_stands_beside_that_of_all_weights():
     assert shown == "4.0 (0 of 2; cap 10), by alphas 6.0 (1 of 2; cap 10)"
 
 
+def test_the_few_images_behind_zrf_stand_beside_the_test_images():
+    made = replace(run("vgg16", method="auto", ZRF=90.0), few=200)
+    count = cells(paper_tables.table1([made]), "cifar10", "vgg16", "auto")[2]
+    assert count == "10, 1, 10,000 (200)"
+    assert paper_cells.few_of([replace(made, few=10_000)]) == ""
+    assert paper_cells.few_of([replace(made, numbers={"Acc_r": 90.0})]) == ""
+
+
 def test_a_number_that_the_paper_would_print_alike_is_not_worse():
     ours = run("vit_tiny", Acc_r=73.46, Acc_f=0.04)  # 73.5 and 0.0 in the paper
     assert "In 0 of the 2 numbers" in paper_tables.table1([ours])
@@ -359,6 +367,21 @@ def test_of_two_lines_with_the_same_key_the_later_counts(tmp_path):
     (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, lines)))
     kept = paper_runs.read_runs(tmp_path / "paper.jsonl")
     assert {made.seed: made.epochs for made in kept} == {0: (2,), 1: (1,)}
+
+
+def test_relearn_times_of_the_same_filters_outlive_a_line_that_has_none(tmp_path):
+    first = line(options={"verdict": "met"}, base="a")
+    (rows,) = first["report"]["rows"].values()
+    timed = relearning([4], 10, options={"verdict": "met"}, base="a")
+    (times,) = timed["report"]["rows"].values()
+    timed["report"]["columns"] += first["report"]["columns"]
+    times |= rows
+    others = [{**first, "options": {"verdict": "another"}}, {**first, "base": "b"}, line()]
+    for later, expected in ((first, (4,)), *((other, ()) for other in others)):
+        stored = [timed, later]
+        (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)))
+        (kept,) = paper_runs.read_runs(tmp_path / "paper.jsonl")
+        assert kept.epochs == expected
 
 
 def arguments(folder, **changes):
