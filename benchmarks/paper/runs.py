@@ -96,9 +96,7 @@ def read_latest(path: Path) -> list[dict[str, Any]]:
     return [x for x in lines.values() if "original" in x or is_of_original(x, lines)]
 
 
-def with_relearning(
-    run: Run, line: Mapping[str, Any], stored: Sequence[Mapping[str, Any]]
-) -> Run:
+def with_relearning(run: Run, line: Mapping[str, Any], stored: Sequence[Mapping[str, Any]]) -> Run:
     """With the relearn times of an earlier line of the same filters, if the run has none."""
     if run.epochs:
         return run
