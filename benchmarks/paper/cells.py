@@ -73,6 +73,13 @@ def counts(runs: Sequence[Run]) -> str:
     return f"{rows}, {len(runs)}, {span(images) if images else '?'}"
 
 
+def few_of(runs: Sequence[Run]) -> str:
+    """The few images behind ZRF and relearning, in brackets, where they are not all."""
+    told = [run for run in runs if "ZRF" in run.numbers or run.epochs]
+    few = [run.few for run in told if run.few and run.few < (run.test_images or 0)]
+    return f" ({span(few)})" if few else ""
+
+
 def span(values: Sequence[int]) -> str:
     return " to ".join(f"{value:,}" for value in sorted({min(values), max(values)}))
 
@@ -81,8 +88,14 @@ def why_not(dataset: str, backbone: str, method: str = "") -> str:
     """Why a cell of ours is empty."""
     if dataset == "imagenet" and backbone not in ("vit_tiny", "resnet18"):
         return "no weights among the data; --random-weights tries the path"
-    if (dataset, method) == ("cifar10", "retrained") and "vit" not in backbone:
-        return "hours of training for each class on a CPU core"
+    if (dataset, method) == ("imagenet", "paper"):
+        return "its steps go over the training set, of which three images a class are at hand"
+    if (dataset, backbone) == ("cifar10", "vit_small"):
+        return "no original: half an hour of training on a CPU core"
+    if method == "retrained":
+        return "a training as long as the original's for each class"
+    if (dataset, method) in (("mnist", "random_labels"), ("mnist", "negative_gradients")):
+        return "the original is no longer at hand"
     return "not run"
 
 

@@ -17,8 +17,9 @@ does, and of two lines the later counts), and an interrupted untraining goes on 
 half precision, and measures in float32.
 
 CIFAR-10 and ImageNet originals come with the data (WFILTER_DATA); others are trained first by
-``benchmarks/references.py`` and found through ``--originals``, and so are the retrained models: one
-for each class, by ``references.py --without CLASS``. Rivals forget
+``benchmarks/references.py`` and found in its folder or ``--originals``, and so are the retrained
+models: one for each class, by ``references.py --without CLASS``. All seeds of a method start from
+the original of seed 0, unless one was trained with their own. Rivals forget
 the classes in ``--rows`` one at a time. Relearning is what costs most: ``--relearn-rows 0 3 8``
 measures it on some of the rows, ``--relearn-epochs`` is the cap.
 
@@ -51,9 +52,9 @@ from torch import nn
 import wfilter
 from common import RESULTS, add_set, append_line, changed, commit, read_lines
 from paper.numbers import BACKBONES, DATASETS, FILTERED, METHODS
-from paper.runs import key_of, read_latest, read_runs
+from paper.runs import key_of, original_of, read_latest, read_runs
 from paper.tables import table1, table2, with_tables
-from references import stem_name
+from references import folder, stem_name
 from wfilter import baselines, data, zoo
 from wfilter.evaluation.bench import environment
 from wfilter.evaluation.run import make_problem, report_on
@@ -120,7 +121,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rival-retain", type=float, help="retain_weight of negative gradients")
     parser.add_argument("--bfloat16", action="store_true", help="untrain and train rivals in it")
     parser.add_argument("--root", type=Path, help="data folder (default: WFILTER_DATA)")
-    parser.add_argument("--originals", type=Path, default=Path("originals"))
+    parser.add_argument("--originals", type=Path, default=folder(), help="of trained networks")
     parser.add_argument("--random-weights", action="store_true", help="to try a path without them")
     parser.add_argument("--weights", type=Path, help="safetensors file of an ImageNet original")
     parser.add_argument("--keep", type=Path, default=Path("runs"), help="checkpoints and filters")
@@ -215,13 +216,15 @@ def refuse_another_original(args: argparse.Namespace, base: str) -> bool:
 
     The default's may, and tell the accuracy; others would be left out of the table.
     """
-    key = (args.dataset, args.backbone, "original", args.seed)
-    told = {key_of(line): line.get("base", base) for line in read_lines(args.out)}.get(key, base)
-    if args.method not in ("original", "auto") and not args.quick and told != base:
+    lines = {key_of(line): line for line in read_lines(args.out)}
+    known = original_of((args.dataset, args.backbone, args.method, args.seed), lines)
+    another = known.get("base", base) != base
+    if another and args.method not in ("original", "auto") and not args.quick:
         raise SystemExit(
             f"The {args.backbone} of {args.originals} is not the one whose accuracy is in "
             f"{args.out}.\nMeasure it first: --method original --again, and then all methods again."
         )
+    return another and args.method == "auto"
 
 
 def original(args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
@@ -233,13 +236,12 @@ def original(args: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
             weights = zoo.weights_path(spec.split(".")[0], args.root)
         return zoo.build(spec, weights=weights), vars(zoo.input_format(spec))
     name = zoo_name(args)
-    trained = args.originals / f"{stem_name(name, args.seed)}.safetensors"
-    if args.random_weights:
-        weights = None
-    elif trained.exists():
-        weights = trained
-    else:
-        weights = zoo.weights_path(f"wfilter:{name}", args.root)
+    stems = (stem_name(name, seed) for seed in (args.seed, 0))
+    files = [args.originals / f"{stem}.safetensors" for stem in stems]
+    trained = next((file for file in files if file.exists()), None)
+    weights = None
+    if not args.random_weights:
+        weights = trained or zoo.weights_path(f"wfilter:{name}", args.root)
     return built(name, weights), vars(zoo.input_format(f"wfilter:{name}"))
 
 

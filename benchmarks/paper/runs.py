@@ -59,13 +59,14 @@ def read_runs(path: Path) -> list[Run]:
     ``imagenet.jsonl``, the default's where ``paper.jsonl`` has none from ``auto.jsonl``. Lines of
     the default may tell the accuracy of a network of their own. Retrained models start from no
     original, so their lines outlive it, but for relearning: that ends where the original's accuracy
-    is back.
+    is back. Relearning, which costs most, may come from an earlier line of the same filters.
     """
-    lines = {key_of(line): line for line in read_lines(path)}
+    stored = read_lines(path)
+    lines = {key_of(line): line for line in stored}
     runs = {}
     for key, line in lines.items():
         if is_of_original(line, lines):
-            runs[key] = run_of(line)
+            runs[key] = with_relearning(run_of(line), line, stored)
         elif "original" in line:
             runs[key] = replace(run_of(line), original=line["original"])
         elif line["method"] == "retrained":
@@ -95,14 +96,46 @@ def read_latest(path: Path) -> list[dict[str, Any]]:
     return [x for x in lines.values() if "original" in x or is_of_original(x, lines)]
 
 
+def with_relearning(run: Run, line: Mapping[str, Any], stored: Sequence[Mapping[str, Any]]) -> Run:
+    """With the relearn times of an earlier line of the same filters, if the run has none."""
+    if run.epochs:
+        return run
+    earlier = [run_of(old) for old in stored if filters_of(old) == filters_of(line)]
+    measured = [old for old in earlier if old.epochs]
+    if not measured:
+        return run
+    last = measured[-1]
+    return replace(run, epochs=last.epochs, by_alphas=last.by_alphas, cap=last.cap)
+
+
+def filters_of(line: Mapping[str, Any]) -> Any:
+    """What two lines share only if they had the same filters: base model, verdict, accuracies.
+
+    The fixed recipes have no verdict, and each of their lines counts for itself.
+    """
+    verdict = line.get("options", {}).get("verdict")
+    if not verdict:
+        return id(line)
+    (rows,) = line["report"]["rows"].values()
+    return key_of(line), line.get("base"), verdict, rows["Acc_r"], rows["Acc_f"]
+
+
 def is_of_original(line: Mapping[str, Any], lines: Mapping[tuple[str, str, str, int], Any]) -> bool:
     """Whether a line starts from the weights of the table's original.
 
     One from before lines told the weights' fingerprint takes all others at their word.
     """
-    dataset, backbone, _, seed = key_of(line)
-    base = lines.get((dataset, backbone, "original", seed), {}).get("base")
+    base = original_of(key_of(line), lines).get("base")
     return base in (None, line.get("base"))
+
+
+def original_of(
+    key: tuple[str, str, str, int], lines: Mapping[tuple[str, str, str, int], Any]
+) -> Mapping[str, Any]:
+    """The line of the original that a run of this key starts from: of its seed, else of seed 0."""
+    dataset, backbone, _, seed = key
+    found = (lines.get((dataset, backbone, "original", of)) for of in (seed, 0))
+    return next(filter(None, found), {})
 
 
 def run_of(line: Mapping[str, Any]) -> Run:

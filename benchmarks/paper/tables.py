@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pages
 from common import RESULTS
-from paper.cells import COLUMNS, CURVES, behind, counts, of, pairs, shown, why_not
+from paper.cells import COLUMNS, CURVES, behind, counts, few_of, of, pairs, shown, why_not
 from paper.numbers import BACKBONES, DATASETS, FILTERED, METHODS, NAMES, PAPER, PAPER_CURVES
 from paper.runs import Run
 
@@ -38,25 +38,28 @@ def table1(runs: Sequence[Run]) -> str:
         "",
         "Rebuilt by `python benchmarks/paper --tables` from `paper.jsonl`, `untraining.jsonl` "
         "(accuracies on more test images), `imagenet.jsonl` and `auto.jsonl`, which have the "
-        "command, seed, commit and environment of every line. A row that says `from` starts from "
-        "another network than the backbone's other rows, of that accuracy. Rows, seeds and test "
-        "images are those of the accuracies; ZRF and relearning are of seed 0 and fewer images "
-        "(`few` in table2.md), ImageNet's ZRF of all. Ours "
-        f"under `distill`: {OURS} Accuracies and ZRF in "
-        "per cent, ± the standard deviation over seeds; relearn epochs of the baked model's "
-        "weights, classes that never came back in brackets, of ten unless it says of how many, and "
-        "at most 100 epochs unless it names the cap. `paper` is the paper's WF-Net, on our side "
-        "its recipe as we read it; `auto` is the default recipe with no setting for "
-        "any backbone, `distill` our fixed one. Relearning by alphas trains the row's alphas "
-        "alone, straight-through where gates are exact; feature rows have none to train. "
-        "ImageNet's ResNet-18 was compressed and fine-tuned by others; `auto` there has two sets "
-        "of validation images held out in turn in place of seeds. Models retrained beside an "
-        "earlier original are kept, but for relearning, which ends at the original's "
-        "accuracy. A dash in the paper's column: not in the paper; in ours: not measured, with "
-        "the reason.",
+        "command, seed, commit and environment of every line.",
+        "",
+        "- `paper`: the paper's WF-Net, on our side its recipe as we read it. `auto`: the default "
+        "recipe, with no setting for any backbone; it ends with gates or with feature rows. "
+        f"`distill`: our fixed recipe for gates, the backbones' settings chosen by us: {OURS}",
+        "- Acc_r, Acc_f and ZRF in per cent, ± the standard deviation over seeds. Rows, seeds and "
+        "test images are those of the accuracies; ZRF and relearning may be of fewer seeds and "
+        "are of the few images in brackets, ImageNet's ZRF of all.",
+        "- Relearn: epochs until the class's accuracy is back, training all weights of the baked "
+        "model (Adam, 1e-4). By alphas: training the row's alphas alone (0.1, straight-through "
+        "where gates are exact); feature rows have none. An epoch has 500 training images, or as "
+        "many as the few if these are fewer. In brackets the classes that never came back, of "
+        "ten unless it says of how many, in 100 epochs unless it names the cap.",
+        "- `from`: a row that starts from another network than the backbone's other rows, of that "
+        "accuracy. ImageNet's ResNet-18 was compressed and fine-tuned by others; in place of "
+        "seeds, `auto` on ImageNet has two sets of validation images, held out in turn. Models "
+        "retrained beside an earlier original are kept, but for relearning, which ends at the "
+        "original's accuracy.",
+        "- A dash in the paper's column: not in the paper; in ours: not measured, with the reason.",
         "",
         "| dataset | backbone | method | the paper: Acc_r / Acc_f / ZRF / relearn "
-        "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds, test images |",
+        "| ours: Acc_r / Acc_f / ZRF / relearn | rows, seeds, test images (few) |",
         "|---|---|---|---|---|---|",
     ]
     order = (DATASETS, BACKBONES, METHODS)
@@ -68,7 +71,8 @@ def table1(runs: Sequence[Run]) -> str:
         before = [run.original for run in found if run.original is not None]
         ours += f" (from {statistics.mean(before):.2f})" if before else ""
         mine = ours if found else f"- ({why_not(*key)})"
-        rows.append(f"| {' | '.join(key)} | {theirs} | {mine} | {counts(found)} |")
+        images = f"{counts(found)}{few_of(found)}"
+        rows.append(f"| {' | '.join(key)} | {theirs} | {mine} | {images} |")
     return "\n".join([*rows, "", *behind(runs, COLUMNS), "", *beyond(), ""])
 
 
@@ -78,8 +82,7 @@ def table2(runs: Sequence[Run]) -> str:
         "# Insertion and deletion: the paper's and ours",
         "",
         "Rebuilt by `python benchmarks/paper --tables`. In brackets the random-order control. "
-        "Few: the test images behind curves and, but for ImageNet, ZRF. Ours "
-        f"under `distill`: {OURS}",
+        f"Few: the test images behind the curves. Ours under `distill`: {OURS}",
         "",
         "| dataset | backbone | the paper: insertion / deletion | method "
         "| ours: insertion / deletion | rows, seeds, few |",
@@ -157,14 +160,17 @@ def sizes(runs: Sequence[Run]) -> str:
     for backbone, dataset in itertools.product(NAMES, SHORT):
         if mine := default_or_fixed(runs, dataset, backbone):
             measured.append(f"{NAMES[backbone]} on {SHORT[dataset]} {counts(mine)}")
-    both = pairs(runs, {**COLUMNS, **CURVES})
-    worse = sum(pair.behind for pair in both)
+    columns = {**COLUMNS, **CURVES}
+    told = []
+    for method, name in (("auto", "the default"), ("distill", "`distill`")):
+        if both := pairs(runs, columns, method):
+            worse = sum(pair.behind for pair in both)
+            told.append(f"in {worse} of the {len(both)} that {name} has, too")
     text = (
         f"Rows, seeds and test images of ours: {'; '.join(measured) or 'nothing run'}. A dash "
-        f"is not run. Of the {len(both)} numbers that the paper and `distill` both have, ZRF and "
-        f"relearn time included, the paper's is better in {worse}: "
-        "`benchmarks/results/table1.md` and `table2.md` have every cell, and end with the list of "
-        "those."
+        "is not run. Of the paper's numbers, ZRF, relearn time and curves included, the paper's "
+        f"are better {' and '.join(told) or 'in none'}: `benchmarks/results/table1.md` and "
+        "`table2.md` have every cell, and end with the list of those and their reasons."
     )
     return "\n".join(textwrap.wrap(text, width=100, break_on_hyphens=False))
 

@@ -134,6 +134,14 @@ def test_relearning_by_alphas_stands_beside_that_of_all_weights():
     assert shown == "4.0 (0 of 2; cap 10), by alphas 6.0 (1 of 2; cap 10)"
 
 
+def test_the_few_images_behind_zrf_stand_beside_the_test_images():
+    made = replace(run("vgg16", method="auto", ZRF=90.0), few=200)
+    count = cells(paper_tables.table1([made]), "cifar10", "vgg16", "auto")[2]
+    assert count == "10, 1, 10,000 (200)"
+    assert paper_cells.few_of([replace(made, few=10_000)]) == ""
+    assert paper_cells.few_of([replace(made, numbers={"Acc_r": 90.0})]) == ""
+
+
 def test_a_number_that_the_paper_would_print_alike_is_not_worse():
     ours = run("vit_tiny", Acc_r=73.46, Acc_f=0.04)  # 73.5 and 0.0 in the paper
     assert "In 0 of the 2 numbers" in paper_tables.table1([ours])
@@ -188,7 +196,24 @@ def test_a_run_from_another_original_is_refused_before_it_begins(tmp_path):
     with pytest.raises(SystemExit, match="--method original --again"):
         paper.refuse_another_original(args, "new")
     paper.refuse_another_original(args, "old")
-    paper.refuse_another_original(argparse.Namespace(**{**vars(args), "method": "original"}), "new")
+    for method, seed, told in (("original", 0, False), ("auto", 0, True), ("auto", 1, True)):
+        args.method, args.seed = method, seed
+        assert paper.refuse_another_original(args, "new") is told
+    assert paper.refuse_another_original(args, "old") is False
+
+
+def test_every_seed_starts_from_the_first_original_unless_it_has_its_own(tmp_path):
+    for seed, bias in ((0, 1.0), (2, 3.0)):
+        model = zoo.create("resnet18-mnist")
+        torch.nn.init.constant_(model.fc.bias, bias)
+        save_file(model.state_dict(), tmp_path / f"resnet18-mnist-s{seed}.safetensors")
+    for seed, bias in ((0, 1.0), (1, 1.0), (2, 3.0)):
+        model, _ = paper.original(arguments(tmp_path, seed=seed))
+        assert float(model.fc.bias[0].detach()) == bias
+    stored = [line(method="original", base="a"), line(seed=1, base="a"), line(seed=2, base="b")]
+    (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)))
+    kept = paper_runs.read_runs(tmp_path / "paper.jsonl")
+    assert [(run.method, run.seed) for run in kept] == [("original", 0), ("distill", 1)]
 
 
 def test_accuracies_on_more_test_images_come_from_the_file_of_untraining(tmp_path):
@@ -344,9 +369,24 @@ def test_of_two_lines_with_the_same_key_the_later_counts(tmp_path):
     assert {made.seed: made.epochs for made in kept} == {0: (2,), 1: (1,)}
 
 
+def test_relearn_times_of_the_same_filters_outlive_a_line_that_has_none(tmp_path):
+    first = line(options={"verdict": "met"}, base="a")
+    (rows,) = first["report"]["rows"].values()
+    timed = relearning([4], 10, options={"verdict": "met"}, base="a")
+    (times,) = timed["report"]["rows"].values()
+    timed["report"]["columns"] += first["report"]["columns"]
+    times |= rows
+    others = [{**first, "options": {"verdict": "another"}}, {**first, "base": "b"}, line()]
+    for later, expected in ((first, (4,)), *((other, ()) for other in others)):
+        stored = [timed, later]
+        (tmp_path / "paper.jsonl").write_text("\n".join(map(json.dumps, stored)))
+        (kept,) = paper_runs.read_runs(tmp_path / "paper.jsonl")
+        assert kept.epochs == expected
+
+
 def arguments(folder, **changes):
     given = {"dataset": "mnist", "backbone": "resnet18", "seed": 0, "originals": folder}
-    return argparse.Namespace(**given, **{"random_weights": False, **changes})
+    return argparse.Namespace(**{**given, "random_weights": False, **changes})
 
 
 def test_lacking_retrained_models_are_asked_for_with_the_originals_own_command(tmp_path):
