@@ -271,6 +271,39 @@ def test_weight_used_otherwise_than_its_rule_says_is_exact(kind, x):
     close(wf(x, forget=2), reference.logits(wf, x, torch.full((4,), 2)))
 
 
+class OddBias(nn.Module):
+    """``F.linear`` with a weight and a bias of these shapes, before a head."""
+
+    def __init__(self, weight, bias):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(weight)), nn.Parameter(torch.rand(bias))
+        self.head = nn.Linear(3, CLASSES)
+
+    def forward(self, x):
+        h = x.mean((2, 3))[:, None].expand(-1, 3, -1)  # (batch, 3, 3)
+        out = F.linear(h, self.weight, self.bias)
+        return self.head(torch.tanh(out if out.ndim == 2 else out.mean(1)))
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "targets"),
+    [
+        ((3,), (), ["weight"]),
+        ((3, 3), (), ["weight"]),
+        ((3, 3), (3, 3), ["weight"]),
+        ((3, 3), (3, 3), ["bias"]),
+        ((3, 3), (3, 3), ["weight", "bias"]),
+        ((3, 3), (1, 3), ["weight", "bias"]),
+    ],
+)
+@torch.no_grad()
+def test_a_bias_without_an_entry_for_each_unit_is_exact(weight, bias, targets, x):
+    wf = apply(randomise(OddBias(weight, bias)), x, targets=targets)
+    assert {row.path for row in wf.plan} == {"exact"}
+    close(wf(x, forget=LABELS), reference.logits(wf, x, LABELS))
+    close(wf(x, forget=2), reference.logits(wf, x, torch.full((4,), 2)))
+
+
 @torch.no_grad()
 def test_weight_read_as_a_number_is_right_one_sample_at_a_time_in_mixed_batches(x):
     wf = apply(randomise(Odd("weight used as a number")), x, targets="table")

@@ -207,6 +207,13 @@ def test_without_logits_draws_are_as_sure_as_their_class():
     assert bool((fit_rows(statistics()).sureness == 1).all())
 
 
+def test_of_two_classes_a_draw_is_as_sure_as_its_class():
+    found, (h, labels) = FeatureStatistics(2, WIDTH), data()
+    layer = torch.nn.Linear(WIDTH, 2).requires_grad_(False)
+    found.add(h, labels % 2, layer(h.float()))
+    assert bool((fit_rows(found, logits_of=layer).sureness == 1).all())
+
+
 def test_sureness_of_batches_equals_that_of_one_pass(monkeypatch):
     whole = fitted_with_head(0.5)[0]
     monkeypatch.setattr("wfilter.untraining.fitting.AT_ONCE", 1)

@@ -46,8 +46,9 @@ class Rule(Protocol):
 class LinearInWeight:
     """A function ``f(x, W) + b``, linear in ``W``, whose output has the units on ``unit_axis``.
 
-    They are those on ``weight_axis`` of ``W``. With ``one_axis`` (norms over the last axes, whose
-    second argument lists them) only calls with a weight on a single axis are covered.
+    They are those on ``weight_axis`` of ``W``, and ``b`` has one entry for each; other biases are
+    not covered. With ``one_axis`` (norms over the last axes, whose second argument lists them) only
+    calls with a weight on a single axis are.
     """
 
     weight: tuple[int, str]
@@ -76,7 +77,7 @@ class LinearInWeight:
             site = None
         if site is None and bias_site is None:
             return function(*args, **kwargs) if kwargs else function(*args)
-        if self.one_axis and len(args[1]) != 1:
+        if (self.one_axis and len(args[1]) != 1) or (bias is not None and bias.ndim != 1):
             mode.unknown_use(function, [weight, bias])
             return function(*args, **kwargs)
         if bias is not None and self.bias is not None:

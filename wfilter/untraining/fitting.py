@@ -165,7 +165,8 @@ def fit_rows(
     waves = _noise(within, rank, seed)
     made = (statistics.means, factors, rests, *waves)
     rows = FeatureRows(*(tensor.float() for tensor in made), head=head)
-    if logits_of is not None and bool(statistics.routed.any()):
+    # Of two classes one is left, whose answer is sure whatever multiplies it.
+    if logits_of is not None and bool(statistics.routed.any()) and rows.num_classes > 2:
         rows.sureness.copy_(_sureness(rows, statistics, logits_of, prior))
     return rows
 
