@@ -13,10 +13,13 @@ row, under the row folded into two linear layers, and on a network trained witho
 ``--references`` has one (``NAME-s0-without3.safetensors``, or one that lacks more classes). The
 original is ``NAME-s0.safetensors`` there, or else the data folder's. Rows are fitted on the first
 ``--images`` training images, and so are the probes; figures are of the whole test set. ``imagenet``
-fits on three images of each class and is judged on k0. ``speed`` times a mixed batch with and
-without rows in turn, in CPU seconds of the process; with ``--own`` every image is drawn anew, else
-few are. Features of a network are kept in ``--cache``. Data and weights come from WFILTER_DATA;
-lines go to ``benchmarks/results/feature_rows.jsonl``.
+fits on three images of each class and is judged on k0. ``--seed`` is that of the rows' noise, all
+that is random in them; attacks have three seeds of their own in each line. ``speed`` times a mixed
+batch with and without rows in turn, in CPU seconds of the process; with ``--own`` every image is
+drawn anew, else few are. What rows add is less than such ratios scatter, so it is timed by itself
+as well: the edit in its place, and the calls around it on images of ``--pixels``. Features of a
+network are kept in ``--cache``. Data and weights come from WFILTER_DATA; lines go to
+``benchmarks/results/feature_rows.jsonl``, those of other seeds beside it.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -46,13 +51,14 @@ from wfilter.core.folding import folded
 from wfilter.untraining.fitting import FeatureStatistics, fit_rows
 
 FILE = RESULTS / "feature_rows.jsonl"
+SEEDS = RESULTS / "feature_rows_seeds.jsonl"  # lines of ``--seed``
 THREE = ("k1", "k2", "train1")
 
 
 def main() -> None:
     args = parse_arguments()
     if args.command == "table":
-        write_table(read_lines(FILE), RESULTS / "feature_rows.md")
+        write_table(read_lines(FILE), read_lines(SEEDS), RESULTS / "feature_rows.md")
     elif args.command == "judge":
         judge_all(args)
     elif args.command == "speed":
@@ -70,6 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     timing.add_argument("--batch-size", type=int, default=32)
     timing.add_argument("--repeats", type=int, default=21)
     timing.add_argument("--own", action="store_true", help="each image forgets what it shows")
+    timing.add_argument("--pixels", type=int, default=4, help="so few that the network is nothing")
     for command in (judging, many, timing):
         command.add_argument("--model", required=True)
         command.add_argument("--cache", type=Path, default=Path.home() / ".cache/wfilter-features")
@@ -77,6 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     judging.add_argument("--images", type=int, default=10_000)
     judging.add_argument("--references", type=lambda name: Path(name).expanduser())
     judging.add_argument("--classes", type=int, nargs="*")
+    judging.add_argument("--seed", type=int, default=0, help="of the rows' noise")
     judging.add_argument("--together", type=int, nargs="*", help="forget these as one set")
     judging.add_argument("--methods", nargs="*", default=["mask", "row", "folded", "retrained"])
     many.add_argument("--classes", type=int, default=100)
@@ -139,20 +147,27 @@ def judge_all(args: argparse.Namespace) -> None:
     sets = {"train": load(args.model, args.data, "train", args.images)}
     sets["test"] = load(args.model, args.data, "test")
     cached = {k: features_of(model, s, args.cache, f"{args.data}-{k}") for k, s in sets.items()}
-    rows, seconds = fitted(cached["train"], head)
+    rows, seconds = fitted(cached["train"], head, args.seed)
     facts = {"benchmark": "feature_rows", "model": args.model, "data": args.data}
     facts |= {"weights": weights, "images": len(sets["train"]), "fit_cpu_seconds": seconds}
     facts["forward_cpu_seconds"] = round(cached["train"][2], 1)
     together = tuple(sorted(args.together or ()))
     if together:
         facts["together"] = together
+    if args.seed:
+        facts["seed"] = args.seed
+    file = SEEDS if args.seed else FILE
     done = {
-        (line.get("model"), line.get("method"), line.get("forget"), *line.get("together", ()))
-        for line in read_lines(FILE)
+        (
+            *(line.get(name) for name in ("model", "method", "forget")),
+            line.get("seed", 0),
+            *line.get("together", ()),
+        )
+        for line in read_lines(file)
     }
     for forget in together or args.classes or range(rows.num_classes):
         for method in args.methods:
-            if (args.model, method, forget, *together) in done:
+            if (args.model, method, forget, args.seed, *together) in done:
                 continue
             start = time.process_time()
             prepared = prepare(method, forget, rows, head, cached, sets, args)
@@ -165,11 +180,13 @@ def judge_all(args: argparse.Namespace) -> None:
             path = reference(forget, args) if method == "retrained" else None
             if path is not None:
                 line["without"] = left_out(path)
-            append_line(FILE, {**line, **origin()})
+            append_line(file, {**line, **origin()})
             print(method, forget, figures, flush=True)
 
 
-def fitted(train: tuple[Tensor, Tensor, float], head: nn.Linear) -> tuple[FeatureRows, float]:
+def fitted(
+    train: tuple[Tensor, Tensor, float], head: nn.Linear, seed: int = 0
+) -> tuple[FeatureRows, float]:
     """Rows from features, and the CPU seconds beyond the forward."""
     features, labels, _ = train
     start = time.process_time()
@@ -177,7 +194,7 @@ def fitted(train: tuple[Tensor, Tensor, float], head: nn.Linear) -> tuple[Featur
     with torch.no_grad():
         for h, y in zip(features.split(500), labels.split(500)):
             found.add(h, y, head(h))
-        rows = fit_rows(found, logits_of=head)
+        rows = fit_rows(found, logits_of=head, seed=seed)
     return rows, round(time.process_time() - start, 3)
 
 
@@ -278,18 +295,16 @@ def time_rows(args: argparse.Namespace) -> None:
     labels = torch.arange(args.batch_size) % wf.num_classes
     if args.own:
         labels = model(images).argmax(1)
-    many = wfilter.InMemory(torch.rand(4 * wf.num_classes, *images.shape[1:]), batch_size=20)
+    each = max(4, 640 // wf.num_classes)  # with ten classes enough for a covariance of each
+    many = wfilter.InMemory(torch.rand(each * wf.num_classes, *images.shape[1:]), batch_size=20)
     many = dataclasses.replace(many, labels=torch.arange(len(many.images)) % wf.num_classes)
     wfilter.untrain(wf, many, recipe="reroute")
     rows = wf.feature_rows
     wf.pin_open([])  # gates act as ever: what is timed is what the rows add to them
-    spent: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(args.repeats):
-        for with_rows in (True, False) if number % 2 else (False, True):
-            wf.feature_rows = rows if with_rows else None
-            start = time.process_time()
-            wf(images, forget=labels)
-            spent[with_rows].append(time.process_time() - start)
+    with clocked(rows) as edits:
+        spent = in_turn(wf, rows, images, labels, args.repeats)
+    edit = statistics.median(edits)
+    around = around_the_edit(wf, rows, images[..., : args.pixels, : args.pixels], labels)
     ratios = [a / b for a, b in zip(spent[True], spent[False])]
     line = {"benchmark": "feature_rows", "model": args.model, "method": "speed"}
     line |= {"batch_size": args.batch_size, "repeats": args.repeats, "own": args.own}
@@ -301,10 +316,54 @@ def time_rows(args: argparse.Namespace) -> None:
     }
     line |= {
         "milliseconds": round(1e3 * statistics.median(spent[False]), 1),
+        "edit_milliseconds": round(1e3 * edit, 3),
+        "around_milliseconds": round(1e3 * around, 3),
+        "ratio_by_parts": round(1 + (edit + around) / statistics.median(spent[False]), 4),
         "row_megabytes": megabytes(rows),
     }
     append_line(FILE, {**line, **origin()})
     print(line)
+
+
+def in_turn(
+    wf: wfilter.FilteredModel, rows: FeatureRows, images: Tensor, labels: Tensor, repeats: int
+) -> dict[bool, list[float]]:
+    """CPU seconds of forwards with rows and without, one after the other."""
+    spent: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(repeats):
+        for with_rows in (True, False) if number % 2 else (False, True):
+            wf.feature_rows = rows if with_rows else None
+            start = time.process_time()
+            wf(images, forget=labels)
+            spent[with_rows].append(time.process_time() - start)
+    return spent
+
+
+@contextmanager
+def clocked(rows: FeatureRows) -> Iterator[list[float]]:
+    """CPU seconds of each edit inside, from the head's input to the logits."""
+    starts: list[float] = []
+    spent: list[float] = []
+    before = rows.register_forward_pre_hook(lambda *_: starts.append(time.process_time()))
+    after = rows.register_forward_hook(lambda *_: spent.append(time.process_time() - starts[-1]))
+    try:
+        yield spent
+    finally:
+        before.remove()
+        after.remove()
+
+
+def around_the_edit(
+    wf: wfilter.FilteredModel, rows: FeatureRows, images: Tensor, labels: Tensor
+) -> float:
+    """CPU seconds that rows cost a forward besides the edit: sets, and a look at each function.
+
+    Timed with rows that do nothing, on few pixels of two images.
+    """
+    plain = mock.patch.object(FeatureRows, "forward", lambda self, h, forget, head: (h, head(h)))
+    with plain:
+        spent = in_turn(wf, rows, images[:2], labels[:2], 200)
+    return statistics.median(spent[True]) - statistics.median(spent[False])
 
 
 # ---- a thousand classes -----------------------------------------------------------------------

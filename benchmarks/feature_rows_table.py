@@ -26,6 +26,7 @@ FIGURES = {
     "mia_entropy": "MIA entr.",
 }
 SHOWN = ["linear_probe", "auc", "nearest_mean", "20_nn", "mlp_probe", "acc_r"]  # by class
+VARIED = [*SHOWN[:-1], "refit_2_percent", "prototype", "inverter", "relearn_10", "mia_entropy"]
 METHODS = {
     "mask": "logit mask (features as they are)",
     "row": "feature row",
@@ -34,13 +35,17 @@ METHODS = {
 }
 
 
-def write_table(lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """All tables, made from the stored lines alone."""
+def write_table(
+    lines: Sequence[dict[str, Any]], many: Sequence[dict[str, Any]], path: Path
+) -> None:
+    """All tables, made from the stored lines alone; ``many`` are those of other seeds."""
     parts = [INTRODUCTION]
     single = [line for line in lines if "forget" in line and "together" not in line]
     for model in dict.fromkeys(line["model"] for line in single):
         own = [line for line in lines if line["model"] == model]
-        parts += one_model([line for line in single if line["model"] == model])
+        mine = [line for line in single if line["model"] == model]
+        parts += one_model(mine)
+        parts += seeds(mine, [line for line in many if line["model"] == model])
         parts += sets([line for line in own if "together" in line])
     parts += imagenet([line for line in lines if line.get("data") == "imagenet"])
     parts += costs([line for line in lines if line["method"] == "speed"])
@@ -71,6 +76,31 @@ def sets(lines: list[dict[str, Any]]) -> list[str]:
         title = "the classes of one set, forgotten together"
         parts += [means(own, {*together}, title), by_class(own, SHOWN)]
     return parts
+
+
+def seeds(first: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """Feature rows with noise of several seeds: mean and spread of each figure, class by class."""
+    by_class: dict[int, list[dict[str, Any]]] = {}
+    for line in others:
+        by_class.setdefault(line["forget"], []).append(line)
+    if not by_class:
+        return []
+    for line in first:
+        if line["method"] == "row" and line["forget"] in by_class:
+            by_class[line["forget"]].append(line)
+    rows = []
+    for forget, mine in sorted(by_class.items()):
+        cells = [
+            f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}"
+            for found in ([x[name] for x in mine] for name in VARIED)
+        ]
+        rows.append(f"| {forget} | {len(mine)} | " + " | ".join(cells) + " |")
+    header = "| class | seeds | " + " | ".join(FIGURES[name] for name in VARIED) + " |"
+    shown = (
+        "Feature rows whose noise has other seeds, mean and standard deviation over them (each "
+        "figure is already the mean of three seeds of the attack, where that is random):"
+    )
+    return ["\n".join([shown, "", header, "|---|---:|" + "---:|" * len(VARIED), *rows])]
 
 
 def means(lines: list[dict[str, Any]], classes: set[int], title: str) -> str:
@@ -140,10 +170,21 @@ def costs(lines: list[dict[str, Any]]) -> list[str]:
     told = [
         f"- {x['model']}, a mixed batch of {x['batch_size']}{drawn_anew(x)}: CPU time with rows "
         f"over without, in turn, median of {x['repeats']} ratios {x['ratio_median']:.3f}, ratio of "
-        f"the medians {x['ratio_of_medians']:.3f}. Rows: {x['row_megabytes']} MB."
+        f"the medians {x['ratio_of_medians']:.3f}{by_parts(x)}. Rows: {x['row_megabytes']} MB."
         for x in lines
     ]
     return ["## Cost", "\n".join(told)] if told else []
+
+
+def by_parts(line: dict[str, Any]) -> str:
+    """What was timed by itself, and the ratio that it makes."""
+    if "ratio_by_parts" not in line:
+        return ""
+    return (
+        f"; by its parts, which scatter less, {line['ratio_by_parts']:.4f}: the edit "
+        f"{line['edit_milliseconds']:.2f} ms and the calls around it "
+        f"{line['around_milliseconds']:.2f} ms beside {line['milliseconds']} ms"
+    )
 
 
 def drawn_anew(line: dict[str, Any]) -> str:
