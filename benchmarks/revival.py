@@ -194,7 +194,8 @@ def attack_all(
         zeros = zeros_of(kinds["zeros" if kind == "restarted" else kind])
         for name, shots, work in attacks(args, shown, train[1], other):
             what = {**facts, "model": kind, "attack": name, "shots": shots}
-            if what in done or not is_meant(kind, name, shots, kinds[kind]):
+            wanted = not args.attacks or name in args.attacks
+            if not wanted or what in done or not is_meant(kind, name, shots, kinds[kind]):
                 continue
             start, tail = time.process_time(), copy.deepcopy(kinds[kind])
             work(tail, zeros, torch.Generator().manual_seed(args.seed))
@@ -266,6 +267,7 @@ def main() -> None:
     parser.add_argument("filters", type=Path, nargs="?")
     parser.add_argument("--classes", type=int, nargs="+", default=FORGET)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--attacks", nargs="+", default=[], help="by name; default: all")
     parser.add_argument("--shots", type=int, nargs="+", default=SHOTS, help="images per class")
     parser.add_argument("--each", action="store_true", help="one class at a time, not a set")
     parser.add_argument("--soft", type=Path, help="filters with soft gates")

@@ -174,3 +174,34 @@ def test_a_relu_by_comparison_costs_only_what_it_acts_on():
     result = prune(model, images(2, 3, 8, 8))
     assert (result.model[0].out_channels, result.model[2].out_channels) == (6, 8)
     close(result.model(red()), model(red()), 1e-12)
+
+
+class Heads(nn.Module):
+    """Attention whose weights are read beside the projection: the largest over the heads."""
+
+    def __init__(self, dim=8, heads=4):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.head, self.num_heads = nn.Linear(dim, CLASSES), heads
+        self.look = lambda logits: 1.0
+
+    def forward(self, x):
+        tokens = x.flatten(2).transpose(1, 2)
+        parts = self.qkv(tokens).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        logits = parts[0] @ parts[1].transpose(-2, -1)
+        mixed = (logits.softmax(-1) @ parts[2]).transpose(1, 2).flatten(2)
+        return self.head(self.proj(mixed).mean(1) * self.look(logits))
+
+
+@torch.no_grad()
+def test_a_head_stays_whose_attention_is_read_by_code():
+    torch.manual_seed(0)
+    model = randomise(nn.Sequential(Heads()))
+    qkv = model[0].qkv
+    qkv.weight[16:18], qkv.bias[16:18] = 0, 0
+    qkv.weight[[0, 1, 8, 9]] *= 0.1  # its own attention is the largest on rare images only
+    qkv.bias[[0, 1]], qkv.bias[[8, 9]] = 3, -3
+    assert prune(model, images(2, 8, 3, 3)).model[0].num_heads == 3
+    model[0].look = lambda logits: 1 + logits.amax((1, 2, 3))[:, None].relu()
+    small = prune(model, images(2, 8, 3, 3)).model
+    assert small[0].num_heads == 4

@@ -23,7 +23,7 @@ from wfilter.core.cutting import Cutting, Refused, State, find_cuts, layer_numbe
 from wfilter.core.guessing import guess_images
 from wfilter.core.heads import ATTRIBUTES, Heads, cut_heads, find_heads
 from wfilter.core.messages import first_line
-from wfilter.core.poison import refuse_readers
+from wfilter.core.poison import going_with, going_with_heads, refuse_readers
 
 # Largest difference of the logits allowed, of their own size, in float64.
 TOLERANCE = 1e-10
@@ -114,42 +114,41 @@ def prune(model: nn.Module, example_input: Tensor | None = None) -> Pruned:
         cutting = find_cuts(whole, images[0])
     except Exception as error:
         return _unchanged(model, images, f"the model could not be followed: {first_line(error)}")
-    work = copy.deepcopy(whole)
+    work, poisoned = copy.deepcopy(whole), copy.deepcopy(whole)
     expected = [_logits(whole, x) for x in images]
     refused: dict[int, str] = {}
     todo = [list(cutting.blocks())]
     while todo:  # where a cut fails, its halves are tried, down to single blocks
         blocks = todo.pop()
-        cut = partial(_cut_blocks, whole, work, cutting, blocks, images[0][1:2])
-        why = _cannot(cut, work, images, expected)
+        going = going_with(cutting, blocks)
+        cut = partial(cutting.cut_all, work, blocks)
+        why = _cannot(cut, work, images, expected, partial(refuse_readers, poisoned, going))
         if why and len(blocks) > 1:
             todo += [blocks[len(blocks) // 2 :], blocks[: len(blocks) // 2]]
         elif why:
             refused |= dict.fromkeys(blocks[0], why)
-    heads = [
-        heads
-        for heads in find_heads(whole, cutting)
-        if not _cannot(partial(cut_heads, work, cutting, heads), work, images, expected)
-    ]
-    return _finish(model, whole, work, cutting, refused, heads, images)
-
-
-def _cut_blocks(
-    whole: nn.Module, work: nn.Module, cutting: Cutting, blocks: list[set[int]], image: Tensor
-) -> None:
-    """In place: cut blocks that nothing but layers reads."""
-    refuse_readers(whole, cutting, blocks, image)
-    cutting.cut_all(work, blocks)
+    gone = []
+    for heads in find_heads(whole, cutting):
+        going = going_with_heads(whole, heads)
+        cut = partial(cut_heads, work, cutting, heads)
+        if not _cannot(cut, work, images, expected, partial(refuse_readers, poisoned, going)):
+            gone.append(heads)
+    return _finish(model, whole, work, cutting, refused, gone, images)
 
 
 def _cannot(
-    cut: Callable[[], None], work: nn.Module, images: list[Tensor], expected: list[list[Tensor]]
+    cut: Callable[[], None],
+    work: nn.Module,
+    images: list[Tensor],
+    expected: list[list[Tensor]],
+    refuse: Callable[[Tensor], None],
 ) -> str:
-    """In place: cut and compare; where that fails, undo it and say why."""
+    """In place: cut and compare, and look for other readers; if that fails, undo it and say why."""
     undo = State(work)
     try:
         cut()
         _difference(work, images, expected)
+        refuse(images[0][1:2])
     except Exception as error:
         undo.restore()
         return first_line(error)
