@@ -132,7 +132,10 @@ class FeatureRows(nn.Module):
 
     def head_of(self, base: nn.Module) -> Head:
         """The head of ``base`` that these rows were made for."""
-        weight = dict(base.named_parameters()).get(self.head)
+        try:
+            weight = base.get_parameter(self.head)
+        except AttributeError:
+            weight = None
         if weight is None or tuple(weight.shape) != (self.num_classes, self.width):
             has = "no such parameter" if weight is None else f"shape {tuple(weight.shape)}"
             raise ValueError(
