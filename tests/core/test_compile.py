@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -128,6 +129,28 @@ def test_blocks_are_right_around_a_compiled_filtered_model(wf, x):
         with wf.forgetting(row):
             close(compiled(x), plain(x, forget=row))
     close(compiled(x), plain(x))
+
+
+class Shifted(nn.Module):
+    """Its images are not its first input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, shift=None, images=None):
+        seen = torch.ones(2, 4) if images is None else images
+        return self.head(self.layer(seen if shift is None else seen + shift).relu())
+
+
+@torch.no_grad()
+def test_images_keep_their_keyword_in_a_block_around_a_compiled_filtered_model():
+    x = images(2, 4, dtype=torch.float32)
+    wf = apply(Shifted(), {"images": x})
+    compiled = torch.compile(wf, backend="eager")
+    with wf.forgetting(1):
+        close(compiled(images=x), wf(images=x, forget=1))
+        close(compiled(images=x, shift=x + 1), wf(images=x, shift=x + 1, forget=1))
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import wfilter
-from helpers import apply, images, tiny
+from helpers import apply, images, rerouted, tiny
 from wfilter.files.export import Exported
 
 
@@ -94,6 +94,16 @@ def test_a_graph_whose_logits_are_nan_differs(tmp_path, monkeypatch):
     wrong = lambda path: lambda images, forget: torch.full((len(images), 4), torch.nan)  # noqa: E731
     monkeypatch.setattr(module, "load_exported", wrong)
     with pytest.raises(RuntimeError, match="differs from the model by inf"):
+        wfilter.export(wf, tmp_path / "a.pt2", example_input=x)
+
+
+def test_forgotten_logits_far_below_all_others_hide_no_difference(tmp_path, monkeypatch):
+    module = __import__("sys").modules["wfilter.files.export"]
+    wf, x = rerouted()
+    read = module.load_exported
+    shifted = lambda path: lambda *inputs: read(path)(*inputs) + 0.05  # noqa: E731
+    monkeypatch.setattr(module, "load_exported", shifted)
+    with pytest.raises(RuntimeError, match="differs from the model by 5"):
         wfilter.export(wf, tmp_path / "a.pt2", example_input=x)
 
 

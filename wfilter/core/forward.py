@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,7 +113,7 @@ def _run_traced(wf: FilteredModel, inputs: Inputs, forget: Forget) -> Any:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _outside_graph(wf: FilteredModel, inputs: Inputs, forget: Forget) -> Any:
     """Which block a call is in depends on its context, which no graph can hold."""
-    return wf(inputs.images, forget, **inputs.others)
+    return inputs.run(partial(wf, forget=forget))
 
 
 def run_part(
@@ -132,8 +133,9 @@ def run_part(
     inspection = wf.known.latest
     wanted = any(tensor.requires_grad for tensor in take_apart((args, kwargs))[0])
     mode = gate_mode(wf, inspection, gates, differentiated=wanted)
-    made_for = None if wf.feature_rows is None else wf.feature_rows.head_of(wf.base)
-    at_head = None if made_for is None else head_mode(wf, made_for, sets)
+    at_head = None
+    if wf.feature_rows is not None:
+        at_head = head_mode(wf, wf.feature_rows.head_of(wf.base), sets)
     with Running(), mode, at_head or nullcontext():
         output = method(module, *args, **kwargs)
     if whole:

@@ -154,7 +154,8 @@ def row_gates(
         chosen = alphas[rows[0]]
         gates = torch.sigmoid(chosen)
     else:
-        chosen = alphas.index_select(0, _sent(torch.tensor(rows, dtype=torch.int64), alphas))
+        index = torch.tensor(rows, dtype=torch.int64).to(alphas.device, non_blocking=True)
+        chosen = alphas.index_select(0, index)
         gates = F.logsigmoid(chosen).sum(0).exp()
     if look is not None:
         look(chosen)
@@ -174,10 +175,6 @@ def set_vector(rows: Sequence[int], num_classes: int, device: torch.device) -> T
 def _gathered(alphas: Tensor, labels: Tensor, sparse: bool) -> Tensor:
     """What ``F.embedding`` gives, without its checks."""
     return torch.embedding(alphas, labels, -1, False, sparse)
-
-
-def _sent(values: Tensor, like: Tensor) -> Tensor:
-    return values.to(like.device, non_blocking=True)
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[object]:

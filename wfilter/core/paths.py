@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,84 +50,62 @@ def run_path(
         replicas: Rows of ``gates`` for each sample.
     """
     inspection = wf.inspection_of(inputs)
-    if features or sets is not None:
-        wf.head(inputs)  # found before vmap wraps the tensors
+    head = wf.head(inputs) if features or sets is not None else None
+    job = _Job(gates, sets, head, features, replicas)
     if gates.ndim == 1 or inspection.is_fused:
-        return _run(wf, inspection, inputs, gates, sets, features=features, replicas=replicas)
+        return _run(wf, inspection, inputs, job)
     if inspection.singly:
-        return _run_singly(wf, inspection, inputs, gates, sets, features=features)
-    return _run_mapped(wf, inspection, inputs, gates, sets, features=features)
+        return _run_singly(wf, inspection, inputs, job)
+    return _run_mapped(wf, inspection, inputs, job)
 
 
-def _run_singly(
-    wf: FilteredModel,
-    inspection: Inspection,
-    inputs: Inputs,
-    gates: Tensor,
-    sets: Tensor | None,
-    *,
-    features: bool,
-) -> Any:
+class _Job(NamedTuple):
+    """What a forward does beside running the model; fields are those of ``run_path``."""
+
+    gates: Tensor
+    sets: Tensor | None
+    head: Head | None  # to be caught, or edited
+    features: bool
+    replicas: int = 1
+
+
+def _run_singly(wf: FilteredModel, inspection: Inspection, inputs: Inputs, job: _Job) -> Any:
     """One sample after the other, for models with parts that ``vmap`` cannot run."""
-    outputs = [
-        _run(
-            wf,
-            inspection,
-            single,
-            gates[sample],
-            None if sets is None else sets[sample : sample + 1],
-            features=features,
-        )
-        for sample, single in enumerate(inputs.singly())
-    ]
-    return join(outputs, (0,) if features else inspection.axes)
+    outputs = []
+    for sample, single in enumerate(inputs.singly()):
+        chosen = None if job.sets is None else job.sets[sample : sample + 1]
+        alone = _Job(job.gates[sample], chosen, job.head, job.features)
+        outputs.append(_run(wf, inspection, single, alone))
+    return join(outputs, (0,) if job.features else inspection.axes)
 
 
-def _run_mapped(
-    wf: FilteredModel,
-    inspection: Inspection,
-    inputs: Inputs,
-    gates: Tensor,
-    sets: Tensor | None,
-    *,
-    features: bool,
-) -> Any:
+def _run_mapped(wf: FilteredModel, inspection: Inspection, inputs: Inputs, job: _Job) -> Any:
     """Each sample with weights of its own, all at once by ``vmap``."""
     rebuild: list[Callable[..., Any]] = []
 
     def one(image: Tensor, row: Tensor, chosen: Tensor | None, own: dict[str, Tensor]) -> Any:
         single = inputs.with_images(image[None], {k: v[None] for k, v in own.items()})
         chosen = None if chosen is None else chosen[None]
-        output = _run(wf, inspection, single, row, chosen, features=features)
-        tensors, again = take_apart(output)
+        alone = _Job(row, chosen, job.head, job.features)
+        tensors, again = take_apart(_run(wf, inspection, single, alone))
         rebuild.append(again)
         return tensors
 
     own = inputs.per_sample()
-    dims = (0, 0, None if sets is None else 0, 0 if own else None)
-    stacked = vmap(one, dims, randomness="different")(inputs.images, gates, sets, own)
-    return rebuild[0](_unstack(stacked, (0,) if features else inspection.axes))
+    dims = (0, 0, None if job.sets is None else 0, 0 if own else None)
+    stacked = vmap(one, dims, randomness="different")(inputs.images, job.gates, job.sets, own)
+    return rebuild[0](_unstack(stacked, (0,) if job.features else inspection.axes))
 
 
-def _run(
-    wf: FilteredModel,
-    inspection: Inspection,
-    inputs: Inputs,
-    gates: Tensor,
-    sets: Tensor | None,
-    *,
-    features: bool,
-    replicas: int = 1,
-) -> Any:
+def _run(wf: FilteredModel, inspection: Inspection, inputs: Inputs, job: _Job) -> Any:
     """The base model, gated at outputs where a rule covers the target, at weights elsewhere."""
-    mode = gate_mode(wf, inspection, gates, replicas, differentiated=inputs.need_gradients)
-    at_head = None
-    if features or sets is not None:
-        at_head = head_mode(wf, wf.head(inputs), sets, mode)
+    wanted = inputs.need_gradients
+    mode = gate_mode(wf, inspection, job.gates, job.replicas, differentiated=wanted)
+    at_head = None if job.head is None else head_mode(wf, job.head, job.sets, mode)
     with one_graph(), _passing_entries(), at_head or mode:
         output = inputs.run(wf.base)
     refuse_unmet(wf, inspection, mode, at_head)
-    return at_head.features(inputs.shape[0]) if features and at_head is not None else output
+    return at_head.features(inputs.shape[0]) if job.features and at_head is not None else output
 
 
 def refuse_unmet(
@@ -219,10 +197,7 @@ def plain_features(wf: FilteredModel, inputs: Inputs) -> Tensor:
 def head_mode(
     wf: FilteredModel, head: Head, sets: Tensor | None, gated: GateMode | None = None
 ) -> HeadMode:
-    """The mode that catches what ``head`` sees, edited where there are feature rows and sets.
-
-    The seam for feature rows: they edit the head's input, each sample by what it forgets.
-    """
+    """The seam for feature rows: catches what ``head`` sees, edited by what each sample forgets."""
     rows = wf.feature_rows
     if rows is None or sets is None:
         return HeadMode(wf.base, head, gated=gated)
