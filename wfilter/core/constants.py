@@ -39,7 +39,7 @@ class Unfollowable(ValueError):
     """What a model does depends on the image in a way that NaN cannot show."""
 
 
-class UnknownMode(TorchDispatchMode):
+class UnknownMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keep NaN from getting lost in comparisons, rounding and indices.
 
     A tensor of booleans or whole numbers that was made from NaN is ``unknown``; all that is
@@ -48,7 +48,7 @@ class UnknownMode(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.unknown: dict[int, Tensor] = {}  # by identity; kept, so that none is used anew
         self.watching = True
 
