@@ -268,6 +268,16 @@ def test_imagenets_lines_of_the_default_fill_its_cells_until_there_is_zrf(tmp_pa
     assert cells(table_in(tmp_path), "imagenet", "resnet18", "auto")[1] == "63.70 / 0.00 / 50.0 / -"
 
 
+def test_zrf_from_before_answers_were_as_unsure_as_due_is_left_out(tmp_path):
+    line = {"original": 75.0, "acc_r": 76.0, "acc_f": 0.0, "rows": 1000, "test_images": 1000}
+    line |= {"backbone": "vit_tiny", "method": "auto", "table": True, "recipe": "reroute"}
+    old = {**line, "test": "k0", "zrf": 0.36, "commit": paper_runs.TOO_SURE[0]}
+    new = {**line, "test": "k2", "zrf": 0.45, "commit": "later"}
+    (tmp_path / "imagenet.jsonl").write_text("\n".join(map(json.dumps, [old, new])))
+    ours = cells(table_in(tmp_path), "imagenet", "vit_tiny", "auto")[1]
+    assert ours == "76.00 ± 0.00 / 0.00 ± 0.00 / 45.0 / -"
+
+
 @pytest.mark.parametrize(
     ("options", "enters"),
     [
