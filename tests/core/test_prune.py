@@ -419,3 +419,37 @@ def test_a_model_that_computes_in_another_precision_can_be_followed():
         model.first.bias[:5] = 0
     pruned = prune(model, torch.zeros(1, 4))
     assert pruned.model.first.out_features == 3
+
+
+class Counting(nn.Module):
+    """Gives NaN as soon as a channel is missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 6, 3), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        h = self.conv(x).relu()
+        return self.head((h if h.shape[1] == 6 else h * torch.nan).mean((2, 3)))
+
+
+def test_a_cut_after_which_logits_are_nan_is_refused():
+    model = randomise(Counting())
+    with torch.no_grad():
+        model.conv.weight[2] = model.conv.bias[2] = 0
+    pruned = prune(model, X)
+    assert pruned.model.conv.out_channels == 6
+    assert "without it the logits move by inf of their size" in str(pruned)
+
+
+@torch.no_grad()
+def test_forgotten_logits_far_below_all_others_hide_no_change():
+    class Shifted(Counting):
+        def forward(self, x):
+            h = self.conv(x).relu()
+            return self.head(h.mean((2, 3))) + (0 if h.shape[1] == 6 else 1e-7)
+
+    model = randomise(Shifted())
+    model.head.weight[1], model.head.bias[1] = 0, -1e4
+    model.conv.weight[2] = model.conv.bias[2] = 0
+    assert prune(model, X).model.conv.out_channels == 6

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from wfilter.core.feature_rows import BELOW
 
 # What rounding surely explains, as a part of the answer's spread, and what it can explain at most,
 # as a part of its size. What lies between is in doubt, and looked at again in float64.
@@ -73,3 +76,34 @@ def _row(whole: Tensor, axis: int | None, place: int, like: Tensor) -> Tensor:
         return whole
     size = like.shape[axis]
     return whole.narrow(axis, place * size, size)
+
+
+def gap(answered: Tensor, expected: Tensor) -> float:
+    """The largest difference; NaN is infinitely far from anything, and equal infinities are alike.
+
+    Example:
+        >>> gap(torch.tensor([1.0, -torch.inf]), torch.tensor([1.5, -torch.inf]))
+        0.5
+        >>> gap(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 1.0]))
+        inf
+    """
+    if not expected.numel():
+        return 0.0
+    apart = (answered - expected).abs().masked_fill(answered == expected, 0)
+    return float(apart.max().nan_to_num(nan=math.inf, posinf=math.inf))
+
+
+def size(logits: Tensor) -> float:
+    """The largest logit by magnitude, by which differences are measured.
+
+    Those that feature rows, a folded head or a mask put far below all others do not count: they
+    would hide differences of the others.
+
+    Example:
+        >>> size(torch.tensor([3.0, -4.0, -104.0, -torch.inf]))
+        4.0
+    """
+    finite = logits[logits.isfinite()]
+    usual = finite[finite > -BELOW / 2]
+    counted = usual if usual.numel() else finite
+    return float(counted.abs().max()) if counted.numel() else 0.0

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from wfilter.core.bake import plain_copy
 from wfilter.core.forget import Forget, as_sets, check_per_sample, per_sample, read_forget
 from wfilter.core.gates import ByTarget
+from wfilter.core.nearness import gap
 from wfilter.core.outputs import Inputs, join, read_inputs, take_apart
 from wfilter.core.standardised import is_standardised
 
@@ -132,7 +133,7 @@ def compare(wf: FilteredModel, inputs: Inputs, forget: Forget) -> dict[str, floa
         fast, _ = take_apart(inputs.run(lambda *a, **k: wf(*a, forget=labels, **k)))
         slow, _ = take_apart(one_at_a_time(wf, inputs, labels))
     path = "fused" if wf.is_fused(inputs) else "exact"
-    return {path: max(float((a - b).abs().max()) for a, b in zip(fast, slow))}
+    return {path: max(gap(a, b) for a, b in zip(fast, slow))}
 
 
 def gated_weights(wf: FilteredModel, base: torch.nn.Module, rows: list[int]) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from wfilter.core.cutting import Cutting, Refused, State, find_cuts, layer_numbe
 from wfilter.core.guessing import guess_images
 from wfilter.core.heads import ATTRIBUTES, Heads, cut_heads, find_heads
 from wfilter.core.messages import first_line
+from wfilter.core.nearness import gap, size
 from wfilter.core.poison import going_with, going_with_heads, refuse_readers
 
 # Largest difference of the logits allowed, of their own size, in float64.
@@ -203,9 +204,8 @@ def _difference(model: nn.Module, images: list[Tensor], expected: list[list[Tens
         for now, before in zip(_logits(model, x), outputs, strict=True):
             if now.shape != before.shape:
                 raise Refused(f"the output's shape becomes {tuple(now.shape)}")
-            scale = max(float(before.abs().max()), 1e-30)
-            worst = max(worst, float((now - before).abs().max()) / scale)
-            if not worst <= TOLERANCE:
+            worst = max(worst, gap(now, before) / max(size(before), 1e-30))
+            if worst > TOLERANCE:
                 raise Refused(f"without it the logits move by {worst:.1e} of their size")
     return worst
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from wfilter.core.compiling import has_compiler
-from wfilter.core.feature_rows import BELOW
 from wfilter.core.forget import as_sets
 from wfilter.core.forgetting import refuse_inside
 from wfilter.core.gates import packaging
 from wfilter.core.guessing import guess_images
 from wfilter.core.messages import first_line
 from wfilter.core.model import FilteredModel
+from wfilter.core.nearness import gap, size
 from wfilter.core.outputs import logits_of
 from wfilter.core.refusals import check_values
 from wfilter.files.exported import NOTE, Program, Takes, load_exported
@@ -266,20 +265,13 @@ def _compare(
         expected, exported = network(*inputs).cpu(), program(*inputs).cpu()
         if bool(expected.isnan().any()):
             raise ValueError("the logits of this model contain NaN. Load its weights again.")
-        gap = (expected - exported).abs().masked_fill(expected == exported, 0)  # infinite ones, too
-        worst = max(worst, float(gap.max().nan_to_num(nan=math.inf)))
-        if worst > 1e-3 * _size(expected):
+        worst = max(worst, gap(exported, expected))
+        if worst > 1e-3 * max(1.0, size(expected)):
             raise RuntimeError(
                 f"the exported graph differs from the model by {worst:.1e} on {count} images. "
                 "Do not use the file; please report the model."
             )
     return worst
-
-
-def _size(logits: Tensor) -> float:
-    """The largest logit, at least 1, apart from those that rows or a mask put below all others."""
-    seen = logits[logits.isfinite() & (logits > -BELOW / 2)].abs()
-    return max(1.0, float(seen.max())) if seen.numel() else 1.0
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wfilter.core.model import FilteredModel
+from wfilter.core.nearness import gap, size
 from wfilter.core.outputs import logits_of
 from wfilter.data import zoo
 from wfilter.data.backbones import InputFormat
@@ -204,9 +205,8 @@ def _compare(
                 f"the model's output has shape {tuple(expected.shape)}.\n"
                 f"A server needs logits of shape {(count, classes)}."
             )
-        scale = max(1.0, float(expected.abs().max()))
         same_shape = answered.shape == expected.shape
-        if not same_shape or float((expected - answered).abs().max()) > 1e-3 * scale:
+        if not same_shape or gap(answered, expected) > 1e-3 * max(1.0, size(expected)):
             raise ValueError(
                 "the engine answers differently from the run's own model. Export it anew: "
                 "wfilter export RUN --forget sets --out FILE."

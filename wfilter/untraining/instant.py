@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from wfilter.core.feature_rows import FeatureRows
 from wfilter.core.forget import as_sets
 from wfilter.core.model import FilteredModel
+from wfilter.core.nearness import size
 from wfilter.core.outputs import logits_of, read_inputs
 from wfilter.untraining.fitting import FeatureStatistics, fit_rows
 from wfilter.untraining.judging import Answer
@@ -160,8 +161,7 @@ class Instant:
         wf.feature_rows = rows.to(wf.alphas.device)
         images = self.sample.read(index)
         answered = logits_of(wf(images, forget=forget.to(wf.alphas.device))).float().cpu()
-        scale = float(expected.abs().max())
-        return torch.allclose(answered, expected, rtol=0.02, atol=0.02 * scale)
+        return torch.allclose(answered, expected, rtol=0.02, atol=0.02 * size(expected))
 
 
 def is_watchable(wf: FilteredModel, images: Tensor) -> bool:
