@@ -52,9 +52,7 @@ def _cifar_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{t['whole']:.0f} -> {t['pruned']:.0f}"
             for t in (line["eager_ms"], line["compiled_ms"])
         ]
-        accuracy = [
-            f"{line['acc_r'][name]:.2f} / {line['acc_f'][name]:.2f}" for name in line["acc_r"]
-        ]
+        accuracy = [_accuracies(line, name) for name in ("original", "whole", "pruned")]
         text.append(
             f"| {line['model']} | {line['parameters'][0]:,} | {line['parameters'][1]:,} | "
             f"{line['multiply_adds'][0] / 1e6:.0f} M | {line['multiply_adds'][1] / 1e6:.0f} M | "
@@ -62,6 +60,15 @@ def _cifar_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{line['difference_float64']:.0e} |"
         )
     return text
+
+
+def _accuracies(line: dict[str, Any], name: str) -> str:
+    """Of one model; older lines have those of the pruned one only."""
+    if not isinstance(line["acc_r"], dict):
+        line = {key: {"pruned": line[key]} for key in ("acc_r", "acc_f")}
+    if name not in line["acc_r"]:
+        return "-"
+    return f"{line['acc_r'][name]:.2f} / {line['acc_f'][name]:.2f}"
 
 
 def _head(rows: list[dict[str, Any]]) -> list[str]:
