@@ -63,13 +63,18 @@ def audit_table(audits: dict[str, Report]) -> str:
         "|---|" + "--:|" * len(AUDIT),
     ]
     for name, report in audits.items():
-        of = f"{DATASETS[name]}, {classes_of(report.classes)}"
+        rows.append(heading(f"{DATASETS[name]}, {classes_of(report.classes)}", len(AUDIT)))
         rows += [
-            f"| {of}: {words} | " + " | ".join(shown(report, method, c) for c in AUDIT) + " |"
+            f"| {words} | " + " | ".join(shown(report, method, c) for c in AUDIT) + " |"
             for method, words in AUDITED.items()
             if method in report.rows
         ]
     return "\n".join(rows)
+
+
+def heading(words: str, columns: int) -> str:
+    """A row that says what the rows below it are of: names in each would be tall and narrow."""
+    return f"| **{words}** |" + " |" * columns
 
 
 def short_table(audits: dict[str, Report]) -> str:
@@ -108,21 +113,24 @@ def rows_table(lines: list[dict[str, Any]]) -> str:
         own = [x for x in lines if x["model"] == model]
         for together in sorted({tuple(x.get("together", ())) for x in own}):
             same = [x for x in own if tuple(x.get("together", ())) == together]
-            for method, words in ROWS.items():
-                mine = [x for x in same if x["method"] == method]
+            by = {method: [x for x in same if x["method"] == method] for method in ROWS}
+            classes = max(({x["forget"] for x in mine} for mine in by.values()), key=len)
+            of = f"{classes_of(classes)}{' forgotten together' if together else ''}"
+            rows.append(heading(f"{network}, {of}", len(head) - 1))
+            for method, mine in by.items():
                 if mine:
-                    told = "forgotten together" if together else ""
-                    rows.append(one_row(f"{network}, {words}", mine, told))
+                    fewer = {x["forget"] for x in mine} != classes
+                    told = f", {classes_of({x['forget'] for x in mine})}" if fewer else ""
+                    rows.append(one_row(f"{ROWS[method]}{told}", mine))
     return "\n".join(rows)
 
 
-def one_row(words: str, lines: list[dict[str, Any]], told: str) -> str:
+def one_row(words: str, lines: list[dict[str, Any]]) -> str:
     def mean(key: str, digits: int = 1) -> str:
         if not all(key in line for line in lines):
             return "-"
         return f"{statistics.mean(line[key] for line in lines):.{digits}f}"
 
-    of = classes_of({line["forget"] for line in lines}) + (f" {told}" if told else "")
     cells = [mean(key) for key in FIGURES]
     cells += [f"{mean('relearn_10', 0)} / {mean('relearn_500', 0)}", mean("mia_entropy", 0)]
-    return f"| {words}, {of} | {' | '.join(cells)} |"
+    return f"| {words} | {' | '.join(cells)} |"
