@@ -95,7 +95,8 @@ def seeds(first: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str
             for found in ([x[name] for x in mine] for name in VARIED)
         ]
         rows.append(f"| {forget} | {len(mine)} | " + " | ".join(cells) + " |")
-    header = "| class | seeds | " + " | ".join(FIGURES[name] for name in VARIED) + " |"
+    titles = (FIGURES[name] if name != "relearn_10" else "relearn 10" for name in VARIED)
+    header = "| class | seeds | " + " | ".join(titles) + " |"
     shown = (
         "Feature rows whose noise has other seeds, mean and standard deviation over them (each "
         "figure is already the mean of three seeds of the attack, where that is random):"
