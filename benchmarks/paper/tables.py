@@ -53,7 +53,8 @@ def table1(runs: Sequence[Run]) -> str:
         "ten unless it says of how many, in 100 epochs unless it names the cap.",
         "- `from`: a row that starts from another network than the backbone's other rows, of that "
         "accuracy. ImageNet's ResNet-18 was compressed and fine-tuned by others; in place of "
-        "seeds, `auto` on ImageNet has two sets of validation images, held out in turn. Models "
+        "seeds, `auto` on ImageNet has two sets of validation images, held out in turn, and ZRF "
+        "of those that today's code was run on. Models "
         "retrained beside an earlier original are kept, but for relearning, which ends at the "
         "original's accuracy.",
         "- A dash in the paper's column: not in the paper; in ours: not measured, with the reason.",
