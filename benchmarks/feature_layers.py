@@ -6,8 +6,6 @@
         --variants original fc layer3,fc layer2,layer3,fc --images 1000 --test-images 1000
     python benchmarks/feature_layers.py --references '~/wfilter-references' --forget 3 \
         --variants original 19,24 --stages 'soft 0.5'
-    python benchmarks/feature_layers.py --references '~/wfilter-references' --forget 3 \
-        --variants original retrained 24 19,24 12,19,24 --relearn 1 5 10
     python benchmarks/feature_layers.py --table
 
 A variant is a plain network: ``original``, ``retrained`` (never saw the class), or a list of places
@@ -18,10 +16,7 @@ input. The head loses the class. Where a convolution pads, its rim is off by the
 With ``--stages`` of recipe "auto", gates are trained and folded into the network first.
 Figures: Acc_r, Acc_f, and what a linear probe and a network of one hidden layer on the channel
 means find of the class at each place, before its own edit and after the edits of earlier places,
-and at ``edited``, what the last of the edits leaves; fitted on training images. ``--relearn`` looks
-at training images alone: those after the first ``--images``, of which a thousand are drawn from to
-train all weights again (few-shot relearning of `wfilter.metrics`, mean over three draws) and two
-thousand are asked. Lines go to
+and at ``edited``, what the last of the edits leaves; fitted on training images. Lines go to
 ``benchmarks/results/feature_layers.jsonl``.
 """
 
@@ -57,8 +52,6 @@ PLACES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 FILE = RESULTS / "feature_layers.jsonl"
-# Training images to relearn from and to ask; Adam's rates, as in the audit.
-RELEARNED, RATES = (1000, 2000), (1e-4, 1e-3)
 
 
 def main() -> None:
@@ -66,9 +59,7 @@ def main() -> None:
     if not args.table:
         start = original(args)
         for name in args.variants:
-            line = relearned(args, name, start) if args.relearn else measure(args, name, start)
-            append_line(FILE, {**line, **origin()})
-            print(line, flush=True)
+            append_line(FILE, {**measure(args, name, start), **origin()})
     write_table(read_lines(FILE))
 
 
@@ -81,7 +72,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=5000, help="to fit edits and probes")
     parser.add_argument("--test-images", type=int, default=10_000)
     parser.add_argument("--stages", default="", help="train gates by these and fold them in first")
-    parser.add_argument("--relearn", type=int, nargs="+", default=[], help="images of each class")
     parser.add_argument("--table", action="store_true", help="only rebuild the table")
     return parser.parse_args()
 
@@ -120,30 +110,6 @@ def measure(args: argparse.Namespace, name: str, start: nn.Module) -> dict[str, 
             found = {"linear": linear_probe(view), "network": mlp_probe(view, 0)}
         found["mean"] = nearest_mean(view)
         line |= {f"{kind}_{place}": round(value, 1) for kind, value in found.items()}
-    return line | {"cpu_seconds": round(time.process_time() - began, 1)}
-
-
-def relearned(args: argparse.Namespace, name: str, start: nn.Module) -> dict[str, Any]:
-    """What few training images of each class bring back when all weights are trained again."""
-    began = time.process_time()
-    train = load(args.model, DATA, "train", args.images + sum(RELEARNED))
-    images, labels = train.batch(torch.arange(len(train)))
-    parts = [args.images, *RELEARNED]
-    (fit, few, ask), (fitted, drawn, asked) = images.split(parts), labels.split(parts)
-    with torch.no_grad():
-        model = metrics.training.unmasked(variant(args, name, start, fit, fitted)[0])
-    test = list(zip(ask.split(250), asked.split(250)))
-    found = [
-        metrics.few_shot_relearn(
-            *(model, args.forget, (few, drawn), test), shots=args.relearn, lr=RATES, seed=seed
-        )
-        for seed in range(3)
-    ]
-    line = {"benchmark": "feature_layers", "model": args.model, "data": DATA, "variant": name}
-    line |= {"forget": args.forget, "images": len(fit), "asked": len(ask), "stages": args.stages}
-    for k in args.relearn:
-        for half, figures in zip(("acc_r", "acc_f"), zip(*(draw[k] for draw in found))):
-            line[f"relearn_{k}_{half}"] = round(100 * sum(figures) / len(figures), 1)
     return line | {"cpu_seconds": round(time.process_time() - began, 1)}
 
 
@@ -238,9 +204,7 @@ def write_table(lines: list[dict[str, Any]]) -> None:
     )
     parts = [title]
     for model in dict.fromkeys(line["model"] for line in lines):
-        mine = [line for line in lines if line["model"] == model]
-        parts.append(table(model, [line for line in mine if "acc_r" in line]))
-        parts += relearning([line for line in mine if "acc_r" not in line])
+        parts.append(table(model, [line for line in lines if line["model"] == model]))
     (RESULTS / "feature_layers.md").write_text("\n\n".join(parts) + "\n")
 
 
@@ -256,36 +220,13 @@ def table(model: str, lines: list[dict[str, Any]]) -> str:
             else "-"
             for p in places
         ]
-        name = named(line)
+        name = line["variant"]
+        name = name if name in ("original", "retrained") else f"folded at {name}"
+        name = f"gates, {name}" if line.get("stages") else name
         count = f"{line['images']} + {line.get('test_images', 10_000)}"
         start = f"| {line['forget']} | {name} | {count} | {line['acc_r']:.1f} | "
         rows.append(f"{start}{line['acc_f']:.1f} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
-
-
-def relearning(lines: list[dict[str, Any]]) -> list[str]:
-    """What few images of each class bring back, where it was looked at."""
-    if not lines:
-        return []
-    counts = sorted({int(key.split("_")[1]) for x in lines for key in x if "_acc_f" in key})
-    title = (
-        "Of the class's training images (of all others), after all weights were trained again on "
-        "so many images of each class, none of them among those that edits were fitted to; the "
-        "better of two rates, mean over three draws of the images."
-    )
-    header = "| class | network | " + " | ".join(f"{k} each" for k in counts) + " |"
-    rows = [header, "|---|---|" + "---:|" * len(counts)]
-    for line in sorted(lines, key=lambda x: int(x["forget"])):
-        cells = [f"{line[f'relearn_{k}_acc_f']} ({line[f'relearn_{k}_acc_r']})" for k in counts]
-        rows.append(f"| {line['forget']} | {named(line)} | " + " | ".join(cells) + " |")
-    return [title, "\n".join(rows)]
-
-
-def named(line: dict[str, Any]) -> str:
-    """The variant in words."""
-    name: str = line["variant"]
-    name = name if name in ("original", "retrained") else f"folded at {name}"
-    return f"gates, {name}" if line.get("stages") else name
 
 
 if __name__ == "__main__":
