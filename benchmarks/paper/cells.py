@@ -161,7 +161,7 @@ REASONS = {
     "same networks, is ahead of ours",
     (RELEARN, ""): "what is trained, which the paper does not say: here all weights of the baked "
     "model, of which closed gates hold few, or the row's alphas alone, where there are gates. A "
-    "class is back when its share of the few images is, often 20, so that one image decides much",
+    "class is back when its share of the few images is, 20 or 50, so that one image decides much",
 }
 
 
