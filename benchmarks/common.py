@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -26,10 +27,17 @@ def commit() -> str:
     return answer.stdout.strip() or "unknown"
 
 
+def told_command() -> str:
+    """The command that was given; folders that are elsewhere for others by their usual names."""
+    command = shlex.join(["python", *sys.argv])
+    for name, folder in (("$WFILTER_DATA", os.environ.get("WFILTER_DATA")), ("~", Path.home())):
+        command = command.replace(str(folder), name) if folder else command
+    return command
+
+
 def origin() -> dict[str, Any]:
     """What every stored line ends with: command, commit, versions and machine."""
-    command = shlex.join(["python", *sys.argv])
-    return {"command": command, "commit": commit(), **wfilter.bench.environment()}
+    return {"command": told_command(), "commit": commit(), **wfilter.bench.environment()}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

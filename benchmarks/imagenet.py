@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wfilter
-from common import RESULTS, add_set, changed, commit
+from common import RESULTS, add_set, changed, commit, told_command
 from wfilter import data, explain, metrics, zoo
 from wfilter.evaluation.bench import environment
 
@@ -216,7 +214,7 @@ def store(args: argparse.Namespace, figures: dict[str, Any], test_images: int, c
     """Print the line and add it to the file; the tables take the last for each part held out."""
     line = figures | {"rows": 1000, "test_images": test_images, "seed": args.seed}
     line |= {"train": args.train, "test": args.test, "table": in_table(args)}
-    line |= {"command": shlex.join(["python", *sys.argv])}
+    line |= {"command": told_command()}
     line |= {"commit": code, **environment()}
     print(json.dumps(line))
     with (RESULTS / "imagenet.jsonl").open("a") as file:

@@ -23,8 +23,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -39,7 +37,7 @@ from torch import Tensor, nn
 
 import wfilter
 from auto import seconds_of_a_pass
-from common import RESULTS, add_set, append_line, changed, commit, read_lines
+from common import RESULTS, add_set, append_line, changed, commit, read_lines, told_command
 from references import folder, stem_name
 from wfilter import data, zoo
 from wfilter.evaluation.bench import environment
@@ -137,7 +135,7 @@ def run(args: argparse.Namespace, row: int | str, model: nn.Module, *parts: data
         **dict(zip(("original", "acc_r", "acc_f"), figures)),
         **{"acc_f_worst": round(max(forget for *_, forget in found), 3), "test_images": len(test)},
         **{"classes": train.num_classes, "alphas_of_a_row": units, "parameters": parameters},
-        **{"command": shlex.join(["python", *sys.argv]), "commit": code, **environment()},
+        **{"command": told_command(), "commit": code, **environment()},
     }
 
 

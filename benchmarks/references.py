@@ -38,7 +38,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from common import RESULTS, append_line, commit, read_lines
+from common import RESULTS, append_line, commit, read_lines, told_command
 from starts import start_from
 from training import as_products, count_hits, fit, hardest, plain, whiten
 from wfilter import data, zoo
@@ -241,12 +240,6 @@ def describe(
             "machine": platform.machine(),
         },
     }
-
-
-def told_command() -> str:
-    """The command that was given; the data folder, which is elsewhere for others, by its name."""
-    command, root = " ".join(["python", *sys.argv]), os.environ.get("WFILTER_DATA")
-    return command.replace(root, "$WFILTER_DATA") if root else command
 
 
 def store(log: Path, name: str, make: Callable[[list[dict[str, Any]]], str]) -> None:

@@ -20,9 +20,7 @@ import argparse
 import json
 import math
 import platform
-import shlex
 import statistics
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -31,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import wfilter
-from common import RESULTS, add_set, append_line, changed, commit, read_lines
+from common import RESULTS, add_set, append_line, changed, commit, read_lines, told_command
 from wfilter import data, zoo
 from wfilter.files.checkpoint import fingerprint
 
@@ -164,7 +162,7 @@ def run(args: argparse.Namespace) -> dict:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": told_command(),
         "base": fingerprint(model)[:16],
         "commit": code,
         "note": args.note,

@@ -20,9 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +34,7 @@ from torch.nn import functional as F
 
 import untraining
 import wfilter
-from common import add_set, changed, commit
+from common import add_set, changed, commit, told_command
 from wfilter import data, zoo
 from wfilter.evaluation.bench import environment
 
@@ -271,7 +269,7 @@ def run(arm: str, args: argparse.Namespace) -> dict:
         "closed": round(100 * float((gates < 0.5).float().mean()), 3),
         "make_cpu_seconds": round(making, 1),
         "untrain_cpu_seconds": round(untraining_took, 1),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": told_command(),
         "commit": code,
         "environment": environment(),
     }

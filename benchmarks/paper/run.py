@@ -39,8 +39,6 @@ import argparse
 import dataclasses
 import inspect
 import json
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +48,7 @@ import torch
 from torch import nn
 
 import wfilter
-from common import RESULTS, add_set, append_line, changed, commit, read_lines
+from common import RESULTS, add_set, append_line, changed, commit, read_lines, told_command
 from paper.numbers import BACKBONES, DATASETS, FILTERED, METHODS
 from paper.runs import key_of, original_of, read_latest, read_runs
 from paper.tables import table1, table2, with_tables
@@ -198,7 +196,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "options": options,
         "report": json.loads(wfilter.Report.join(parts).to_json()),
         "cpu_seconds": None if "files" in options else round(spent, 1),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": told_command(),
         "base": base,
         "commit": code,
         **environment(),
