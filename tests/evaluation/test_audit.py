@@ -71,6 +71,19 @@ def test_a_model_that_forgot_nothing_is_still_known():
     assert "original" in hidden.because[0]
 
 
+def test_a_ruined_network_is_told_at_what_cost_it_forgets():
+    ruined = copy.deepcopy(digits.trained_cnn())
+    nn.init.zeros_(list(ruined.parameters())[-2])  # the head's weight: one answer for all images
+    test, train = digits.data()[1], digits.data()[0]
+    asked = {"train": train, "forget": FORGET, "retrained": retrained(), "budget": SMALL}
+    said = wfilter.audit(ruined, test, original=digits.trained_cnn(), **asked)
+    assert re.search(
+        r"at the cost of the other classes: Acc_r 1\d\.\d, retrained 9\d\.\d",
+        str(said.verdict("model", FORGET)),
+    )
+    assert "cost" not in str(found().verdict("mask", FORGET))
+
+
 def test_what_was_not_measured_cannot_be_as_if_never_learned():
     whole = found().report
     rows = {m: {n: c for n, c in row.items() if "shot" not in n} for m, row in whole.rows.items()}

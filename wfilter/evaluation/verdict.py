@@ -49,7 +49,8 @@ RULE = (
     f"learned* where besides none of {', '.join(FEATURES)} and of the accuracies after relearning "
     "from few images is that far above the retrained model's; *hidden at the output only* in "
     "between, with the numbers that betray it. Where one of them was not measured, a class "
-    "cannot be as if never learned. A verdict is about the model as it is handed out (a "
+    f"cannot be as if never learned. Where Acc_r is more than {100 * MARGIN:.0f} points below, the "
+    "verdict says at what cost. A verdict is about the model as it is handed out (a "
     "filtered one with its gates folded in) and about these attacks: who also has the original has "
     "everything, and a stronger attack may find more."
 )
@@ -71,22 +72,31 @@ def verdict(report: Report, method: str, row: int) -> Verdict | None:
     if report.of_class(method, "Acc_f", row) is None:
         return None
     bar = "retrained" if report.of_class("retrained", "Acc_f", row) is not None else None
+    cost = _cost(report, method, bar or "original", row)
     out = _above(report, method, bar, OUTPUTS, row)
     if out:
-        return Verdict("still known", tuple(out))
+        return Verdict("still known", (*out, *cost))
     asked = [*FEATURES, *(c.name for c in report.columns if c.name.endswith(RELEARNED))]
     if bar is None:
         betrayed = _as_original(report, method, asked, row)
     else:
         betrayed = _above(report, method, bar, asked, row)
     if betrayed:
-        return Verdict("hidden at the output only", tuple(betrayed))
+        return Verdict("hidden at the output only", (*betrayed, *cost))
     if bar is None:
-        return Verdict("weaker in the features, no reference to compare with")
+        return Verdict("weaker in the features, no reference to compare with", cost)
     lacking = _lacking(report, (method, bar), asked, row)
     if lacking:
-        return Verdict("nothing found, but not all was measured", (f"without {lacking}",))
-    return Verdict("as if never learned")
+        return Verdict("nothing found, but not all was measured", (f"without {lacking}", *cost))
+    return Verdict("as if never learned", cost)
+
+
+def _cost(report: Report, method: str, bar: str, row: int) -> tuple[str, ...]:
+    """In words: a clear loss on the other classes. Who ruins a network forgets, too."""
+    mine, theirs = (report.of_class(m, "Acc_r", row) for m in (method, bar))
+    if mine is None or theirs is None or theirs - mine <= MARGIN:
+        return ()
+    return (f"at the cost of the other classes: Acc_r {100 * mine:.1f}, {bar} {100 * theirs:.1f}",)
 
 
 def _lacking(report: Report, methods: Sequence[str], asked: Sequence[str], row: int) -> str:
