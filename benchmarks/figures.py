@@ -101,7 +101,12 @@ def feature_rows(results: Path) -> Iterator[Points]:
         if line.get("linear_probe") is None or "forget" not in line or "acc_r" not in line:
             continue
         model = line["model"].rpartition(":")[2]
-        caption = f"`{model}`, feature rows: `python benchmarks/feature_rows.py`"
+        what = "feature rows"
+        if "together" in line:  # Acc_r is of fewer classes: no picture with single ones
+            model, what = f"{model}-together", f"{what}, the classes forgotten together"
+        caption = (
+            f"`{line['model'].rpartition(':')[2]}`, {what}: `python benchmarks/feature_rows.py`"
+        )
         points = found.setdefault(model, Points(f"probe-rows-{model}", caption))
         points.add(line["method"], line["forget"], line["acc_r"], line["linear_probe"])
     yield from found.values()
